@@ -1,0 +1,124 @@
+"""What ODBA and MSRCI add to a training step, beside the bound.
+
+    python benchmarks/train_step.py [--rounds 12]
+
+One step (forward, backward, Adam) of the base loss, + ODBA, + MSRCI and full CouCE, on `tiny` at batch
+120 and on resnet50 at batch 16 and 224 pixels. The four take turns within one process, so that the
+machine's noise meets them alike; the ratio is the median over turns of a step's time to the base
+step of the same turn. The bound of MSRCI is the ratio of the floating-point operations: stage2 runs
+twice. The peak memory is that of a process of its own that does nothing else.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from couce.backbones import build_backbone
+from couce.losses import LOSSES
+from couce.method import CouCE, MethodSettings
+from couce.network import EmbeddingNetwork
+
+CASES = {"tiny": (120, 64), "resnet50": (16, 224)}  # backbone: batch, pixels
+CLASSES, IMAGES_A_CLASS = 100, 3
+
+OFF = {"weight": 0.0}
+METHODS = {
+    "base": MethodSettings.parse({"odba": OFF, "msrci": OFF, "covariance": OFF}),
+    "+ ODBA": MethodSettings.parse({"msrci": OFF, "covariance": OFF}),
+    "+ MSRCI": MethodSettings.parse({"odba": OFF, "covariance": OFF}),
+    "CouCE": MethodSettings(),
+}
+
+
+def make_step(backbone: str, method: str) -> Callable[[], None]:
+    torch.manual_seed(0)
+    batch, pixels = CASES[backbone]
+    network = EmbeddingNetwork(build_backbone(backbone)).to(memory_format=torch.channels_last)
+    objective = CouCE(LOSSES["proxy-an"](num_classes=CLASSES, dim=network.dim), METHODS[method])
+    optimiser = torch.optim.Adam([*network.parameters(), *objective.parameters()], lr=1e-4)
+    images = torch.randn(batch, 3, pixels, pixels).to(memory_format=torch.channels_last)
+    labels = torch.arange(batch) // IMAGES_A_CLASS
+    if objective.odba is not None:  # measured with a full dictionary
+        odba = objective.odba
+        odba.dictionary.copy_(torch.nn.functional.normalize(torch.randn_like(odba.dictionary)))
+        odba.filled.fill_(odba.capacity)
+
+    def step() -> None:
+        if objective.intervention is None:
+            total = objective(network(images), labels).total
+        else:
+            m, m_tilde = network.views(images, objective.intervention)
+            total = objective(m, labels, m_tilde).total
+        optimiser.zero_grad()
+        total.backward()
+        optimiser.step()
+
+    return step
+
+
+def peak_memory(backbone: str, method: str) -> float:
+    """The most memory, in bytes, that a process that does three of these steps ever holds."""
+    command = [sys.executable, __file__, "--peak", backbone, method]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def print_peak(backbone: str, method: str) -> None:
+    step = make_step(backbone, method)
+    for _ in range(3):
+        step()
+    status = Path("/proc/self/status").read_text()
+    print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+
+
+def count_flops(step: Callable[[], None]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def compare(backbone: str, rounds: int) -> None:
+    batch, pixels = CASES[backbone]
+    steps = {method: make_step(backbone, method) for method in METHODS}
+    flops = {method: count_flops(step) for method, step in steps.items()}
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    for turn in range(rounds + 1):
+        for method, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn:  # the first turn warms up
+                seconds[method].append(time.perf_counter() - start)
+    del steps
+    print(f"\n{backbone}, batch {batch}, {pixels} pixels, {rounds} turns")
+    print(f"{'':9}{'ms':>8}{'ratio':>8}{'FLOP bound':>12}{'ratio/bound':>13}{'peak memory':>13}")
+    for method, times in seconds.items():
+        ratios = [t / base for t, base in zip(times, seconds["base"], strict=True)]
+        ratio, bound = statistics.median(ratios), flops[method] / flops["base"]
+        peak = peak_memory(backbone, method)
+        print(
+            f"{method:9}{1e3 * statistics.median(times):8.1f}{ratio:8.3f}{bound:12.3f}"
+            f"{ratio / bound:13.3f}{peak / 1e6:10.0f} MB"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--backbone", choices=CASES, action="append", help="only this one")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        print_peak(*arguments.peak)
+        return
+    for backbone in arguments.backbone or CASES:
+        compare(backbone, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

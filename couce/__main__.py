@@ -1,0 +1,3 @@
+from couce.cli import main
+
+main()

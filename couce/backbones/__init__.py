@@ -1,0 +1,43 @@
+"""Backbones by name, each split into the two stages between which MSRCI intervenes."""
+
+from pathlib import Path
+
+from couce.backbones import bn_inception, mobilenet_v2, resnet, tiny
+from couce.backbones.base import Backbone, BackboneSpec, Point
+from couce.backbones.weights import fetch, load
+from couce.errors import CouceError, unknown_name
+
+BACKBONES: dict[str, BackboneSpec] = {
+    "resnet50": resnet.RESNET50,
+    "resnet18": resnet.RESNET18,
+    "bn-inception": bn_inception.BN_INCEPTION,
+    "mobilenet_v2": mobilenet_v2.MOBILENET_V2,
+    "tiny": tiny.TINY,
+}
+
+__all__ = ["BACKBONES", "Backbone", "BackboneSpec", "Point", "build_backbone"]
+
+
+def build_backbone(
+    name: str, split: str | None = None, pretrained: bool | str | Path = False
+) -> Backbone:
+    """The backbone of that name, cut after the layer ``split`` (its own default if None).
+
+    ``pretrained``: True for the public ImageNet weights (downloaded once, hash checked), False for
+    a random start, or a file of weights (.pth or .safetensors). Weights that do not fit exactly are
+    an error; only the classifier, which an embedding has no use for, is left aside.
+    """
+    if name not in BACKBONES:
+        raise unknown_name("backbone", name, BACKBONES)
+    spec = BACKBONES[name]
+    split = spec.default_split if split is None else split
+    if split not in spec.points:
+        raise unknown_name(f"split of {name}", split, spec.points)
+    network = spec.build()
+    if pretrained is True and spec.weights is None:
+        raise CouceError(f"{name} has no public weights; use pretrained=False or a file of weights")
+    if pretrained is True and spec.weights is not None:
+        load(network, fetch(*spec.weights), spec)
+    elif pretrained:
+        load(network, Path(str(pretrained)), spec)
+    return Backbone(name, spec, split, network)

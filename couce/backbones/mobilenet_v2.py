@@ -1,0 +1,32 @@
+"""MobileNetV2 (Sandler et al., CVPR 2018) from torchvision: light enough to train on a CPU."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
+
+from couce.backbones.base import BackboneSpec, Point
+from couce.backbones.batchnorm import TwoViewBatchNorm2d
+from couce.preprocess import IMAGENET
+
+
+def _build() -> Mapping[str, nn.Module]:
+    features = mobilenet_v2(norm_layer=TwoViewBatchNorm2d).features
+    return {f"features.{name}": layer for name, layer in features.named_children()}
+
+
+_URL = MobileNet_V2_Weights.IMAGENET1K_V1.url
+
+MOBILENET_V2 = BackboneSpec(
+    build=_build,
+    # The last block of each resolution.
+    points={
+        "features.6": Point(32, 8),
+        "features.13": Point(96, 16),
+        "features.18": Point(1280, 32),
+    },
+    default_split="features.13",
+    preprocess=IMAGENET,
+    weights=(_URL, _URL.rpartition("-")[2].removesuffix(".pth")),
+    classifier="classifier.",
+)

@@ -1,0 +1,47 @@
+"""The command line. Each command imports what it needs inside itself, so that --help is quick."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from couce import __version__
+from couce.cli.demo import demo
+from couce.cli.doctor import doctor
+from couce.errors import CouceError
+
+app = typer.Typer(
+    name="couce",
+    help="Image retrieval that looks at the object, not at its background.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # formatting --help with rich would take longer than all the rest of it
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"couce {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The ``couce`` command: an error that the user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except CouceError as error:
+        typer.echo(f"couce: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,54 @@
+"""Strict settings: an unknown key is an error that names the key and its nearest neighbour."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from couce.errors import CouceError
+
+
+class Settings(BaseModel):
+    """A group of named settings. Groups nest; a dotted key such as ``odba.capacity`` names one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from nested mappings (a TOML file, say), or one error that lists all faults.
+
+        >>> class Demo(Settings):
+        ...     capacity: int = 2048
+        >>> Demo.parse({"capacity": 10})
+        Demo(capacity=10)
+        >>> Demo.parse({"capasity": 10})
+        Traceback (most recent call last):
+        couce.errors.CouceError: setting 'capasity' is unknown (did you mean 'capacity'?)
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            known = list(cls.keys())
+            faults = "; ".join(_describe(fault, known) for fault in error.errors())
+            raise CouceError(faults) from None
+
+    @classmethod
+    def keys(cls, prefix: str = "") -> Iterator[str]:
+        """The dotted names of all settings, nested groups included."""
+        for name, field in cls.model_fields.items():
+            group = field.annotation
+            if isinstance(group, type) and issubclass(group, Settings):
+                yield from group.keys(f"{prefix}{name}.")
+            else:
+                yield prefix + name
+
+
+def _describe(fault: Any, known: list[str]) -> str:
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        near = get_close_matches(key, known, n=1)
+        return f"setting {key!r} is unknown" + (f" (did you mean {near[0]!r}?)" if near else "")
+    message = fault["msg"].removeprefix("Value error, ")
+    place = f"setting {key!r}: " if key else ""
+    return f"{place}{message[:1].lower()}{message[1:]} (got {fault['input']!r})"

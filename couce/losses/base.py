@@ -1,0 +1,41 @@
+"""What a proxy loss is: a scalar, and the cosine of every embedding to every class."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from couce.precision import at_least_float32, no_autocast
+
+
+class ProxyLoss(nn.Module, ABC):
+    """A metric-learning loss with learnable class proxies.
+
+    A subclass gives :meth:`compute_loss` and :meth:`compute_similarities`; both get raw embeddings
+    of at least float32 with autocast off.
+    """
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.dim = dim
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss () of raw embeddings (N, d) with labels (N,) from 0 to C − 1."""
+        with no_autocast(embeddings):
+            return self.compute_loss(at_least_float32(embeddings), labels)
+
+    def similarities(self, embeddings: Tensor) -> Tensor:
+        """The cosine (N, C) of raw embeddings (N, d) to each class."""
+        with no_autocast(embeddings):
+            return self.compute_similarities(at_least_float32(embeddings))
+
+    @abstractmethod
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def compute_similarities(self, embeddings: Tensor) -> Tensor: ...
+
+
+def initialise_proxies(proxies: Tensor) -> None:
+    """Kaiming normal, fan-out, on proxies (rows, d): the start all of these losses share."""
+    nn.init.kaiming_normal_(proxies, mode="fan_out")

@@ -1,0 +1,115 @@
+"""MSRCI: multi-scale randomised causal intervention (paper, Sec. 3.3, Eq. fft to ifft)."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from couce.errors import CouceError, unknown_name
+from couce.precision import at_least_float32, no_autocast
+
+Scope = Literal["sample", "channel", "batch"]
+
+# Strength of band s = 1..S relative to the outermost one.
+_SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "custom": lambda s, count: 2.0 ** (s - count),
+    "uniform": lambda _s, _count: 1.0,
+    "linear": lambda s, count: s / count,
+    "exponential": lambda s, count: 4.0 ** (s - count),
+}
+
+
+def band_strengths(
+    schedule: str = "custom", bands: int = 3, strongest: float = 0.8
+) -> tuple[float, ...]:
+    """The paper's schedules γ_1..γ_S for any number of bands S and any γ_max.
+
+    >>> band_strengths("custom")
+    (0.2, 0.4, 0.8)
+    >>> band_strengths("exponential")
+    (0.05, 0.2, 0.8)
+    """
+    if schedule not in _SCHEDULES:
+        raise unknown_name("schedule", schedule, _SCHEDULES)
+    return tuple(strongest * _SCHEDULES[schedule](s, bands) for s in range(1, bands + 1))
+
+
+class MSRCI(nn.Module):
+    """Randomises the amplitude of a feature map by frequency band and keeps its phase.
+
+    The bins of the 2-D spectrum are divided into S = len(gammas) concentric rings of equal width
+    between 0 and the Nyquist frequency; the corners beyond it belong to the outermost ring. The
+    bins of ring s are multiplied by ``1 + γ_s · Δ_s`` with ``Δ_s ~ U(−1, 1)``.
+
+    That factor is real, positive and the same for a bin and its conjugate, so multiplying the
+    spectrum by it scales the amplitude, keeps the phase exactly and gives a real map back:
+    neither ``angle()`` nor ``exp()`` is needed, and half a spectrum (``rfft2``) is enough.
+
+    ``scope`` says what shares a draw: the channels of a ``sample`` (default), nothing
+    (``channel``: one draw for each channel of each sample), or the whole ``batch``.
+    """
+
+    def __init__(self, gammas: Sequence[float] = (0.2, 0.4, 0.8), scope: Scope = "sample") -> None:
+        super().__init__()
+        if not gammas or not all(0 <= gamma < 1 for gamma in gammas):
+            raise CouceError(
+                f"msrci gammas must be one or more numbers from 0 to below 1, not {tuple(gammas)}:"
+                " a factor of 0 or below would destroy the phase"
+            )
+        if scope not in ("sample", "channel", "batch"):
+            raise unknown_name("msrci scope", scope, ("sample", "channel", "batch"))
+        self.gammas = tuple(gammas)
+        self.scope = scope
+        # Ring of each bin, for each spatial size and device seen: derived, hence not a buffer.
+        self._rings: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    def forward(self, feature_map: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The intervened copy of ``feature_map`` (N, C, H, W), in its own type."""
+        height, width = feature_map.shape[-2:]
+        with no_autocast(feature_map):
+            exact = at_least_float32(feature_map)
+            spectrum = torch.fft.rfft2(exact)  # (N, C, H, W//2 + 1)
+            factors = self._draw(exact, generator)[..., self._ring_of_bins(exact)]
+            intervened = torch.fft.irfft2(spectrum * factors, s=(height, width))
+        # FFTs come back in rows; the layers behind want the layout they were given (channels last).
+        return torch.empty_like(feature_map).copy_(intervened)
+
+    def _draw(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """One factor for each ring: (N or 1, C or 1, S)."""
+        samples = 1 if self.scope == "batch" else x.shape[0]
+        channels = x.shape[1] if self.scope == "channel" else 1
+        shape = (samples, channels, len(self.gammas))
+        delta = 2 * torch.rand(shape, generator=generator, dtype=x.dtype, device=x.device) - 1
+        return 1 + delta * torch.tensor(self.gammas, dtype=x.dtype, device=x.device)
+
+    def _ring_of_bins(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        key = (height, width, x.device)
+        if key not in self._rings:
+            self._rings[key] = ring_of_bins(height, width, len(self.gammas)).to(x.device)
+        return self._rings[key]
+
+    def extra_repr(self) -> str:
+        return f"gammas={self.gammas}, scope={self.scope!r}"
+
+
+def ring_of_bins(height: int, width: int, rings: int) -> Tensor:
+    """The ring, 0 to ``rings`` − 1, of each bin of ``rfft2``'s half spectrum (H, W//2 + 1).
+
+    A bin (a, b) has the radial frequency r = √((a/H)² + (b/W)²), Nyquist being ½, and ring s
+    starts at r = s / (2·rings). Compared as integers, so that no rounding moves a bin that lies
+    exactly on a border.
+
+    >>> ring_of_bins(4, 4, 2)
+    tensor([[0, 1, 1],
+            [1, 1, 1],
+            [1, 1, 1],
+            [1, 1, 1]])
+    """
+    a = torch.arange(height)
+    a = torch.minimum(a, height - a).unsqueeze(1)  # bins above H/2 are negative frequencies
+    b = torch.arange(width // 2 + 1).unsqueeze(0)
+    radius = (2 * rings) ** 2 * ((a * width) ** 2 + (b * height) ** 2)  # (2·rings·r·H·W)²
+    borders = (torch.arange(1, rings) * height * width).square()
+    return (radius.unsqueeze(-1) >= borders).sum(dim=-1)

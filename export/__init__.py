@@ -1,0 +1,1 @@
+"""Export - checkpoint to a plain ONNX model, parity, certificate, quantisation. Imports couce only."""

@@ -1,0 +1,1 @@
+"""The gallery - FAISS on one machine, Milvus beyond it. Imports couce only, never torch."""

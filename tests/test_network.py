@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import nn
+
+from couce.backbones import build_backbone
+from couce.backbones.batchnorm import TwoViewBatchNorm2d
+from couce.errors import CouceError
+from couce.method import MSRCI
+from couce.network import EmbeddingNetwork
+
+
+def network(**options: str) -> EmbeddingNetwork:
+    torch.manual_seed(0)
+    return EmbeddingNetwork(build_backbone("tiny"), dim=32, **options)  # type: ignore[arg-type]
+
+
+def images() -> torch.Tensor:
+    return torch.randn(6, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def statistics(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        k: v.clone() for k, v in module.state_dict().items() if "running" in k or "tracked" in k
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_views_equal_two_passes_of_which_the_second_leaves_no_trace(training: bool) -> None:
+    together, apart = network().train(training), network().train(training)
+    msrci = MSRCI()
+    m, m_tilde = together.views(images(), msrci, torch.Generator().manual_seed(2))
+
+    hidden = apart.backbone.stage1(images())
+    expected = apart._embed(apart.backbone.stage2(hidden))
+    clean = statistics(apart)
+    intervened = msrci(hidden, torch.Generator().manual_seed(2))
+    expected_tilde = apart._embed(apart.backbone.stage2(intervened))
+
+    torch.testing.assert_close(m, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(m_tilde, expected_tilde, rtol=1e-4, atol=1e-5)
+    for name, value in statistics(together).items():
+        torch.testing.assert_close(value, clean[name], msg=name)
+
+
+def test_training_changes_statistics_by_the_clean_view_alone() -> None:
+    """The control of the test above: the intervened view, let through, would have been noticed."""
+    net = network().train()
+    before = statistics(net.backbone.stage2)
+    net.views(images(), MSRCI((0.9, 0.9, 0.9)), torch.Generator().manual_seed(2))
+    after = statistics(net.backbone.stage2)
+    assert any(not torch.equal(before[k], after[k]) for k in before)
+    mixed = network().train()
+    hidden = mixed.backbone.stage1(images())
+    tilde = MSRCI((0.9, 0.9, 0.9))(hidden, torch.Generator().manual_seed(2))
+    mixed.backbone.stage2(torch.cat([hidden, tilde]))
+    stacked = statistics(mixed.backbone.stage2)
+    assert any(not torch.allclose(after[k], stacked[k]) for k in after)
+
+
+def test_two_view_mode_ends_with_an_exception() -> None:
+    net = network()
+    with pytest.raises(RuntimeError):
+        net.views(torch.randn(6, 4, 64, 64), MSRCI())
+    norms = [m for m in net.modules() if isinstance(m, TwoViewBatchNorm2d)]
+    assert norms
+    assert not any(norm.two_views for norm in norms)
+
+
+def test_clean_forward_ignores_the_intervention() -> None:
+    net = network().eval()
+    m, _ = net.views(images(), MSRCI())
+    torch.testing.assert_close(net(images()), m, rtol=1e-4, atol=1e-5)
+
+
+def test_pooling() -> None:
+    features = torch.randn(2, 128, 3, 5)
+    average, both = network(), network(pooling="avg+max")
+    flat = features.flatten(2)
+    torch.testing.assert_close(average._embed(features), average.head(flat.mean(2)))
+    pooled = flat.mean(2) + flat.max(2).values
+    torch.testing.assert_close(both._embed(features), both.head(pooled))
+    with pytest.raises(CouceError, match="known: avg, avg"):
+        network(pooling="max")

@@ -1,0 +1,1 @@
+"""Training - data sets, sampler, loop, checkpoints, evaluation of a split, analysis. Imports couce only."""
