@@ -141,7 +141,10 @@ def _search(
 
 
 def _cluster(vectors: NDArray[np.float32], clusters: int, seed: int) -> NDArray[np.intp]:
-    kmeans = _faiss().Kmeans(vectors.shape[1], clusters, niter=20, seed=seed)
+    # min_points: only silences a warning about small classes, which are what this is for.
+    kmeans = _faiss().Kmeans(
+        vectors.shape[1], clusters, niter=20, seed=seed, min_points_per_centroid=1
+    )
     kmeans.train(vectors)
     _, nearest = kmeans.index.search(vectors, 1)
     return nearest[:, 0]

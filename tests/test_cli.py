@@ -61,3 +61,16 @@ def test_an_error_of_the_user_is_one_line_with_exit_code_2(
         main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "couce: the gallery is empty; add images to it\n"
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['couce', 'demo']\n"
+        "from couce.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "couce: this needs torch, which is not installed; pip install 'couce[train]'\n"
+    )

@@ -1,7 +1,7 @@
 """The command line. Each command imports what it needs inside itself, so that --help is quick."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -38,10 +38,32 @@ def _options(
     pass
 
 
+# Which extra brings a module that a command may find missing.
+_EXTRAS = {
+    "faiss": "cpu",
+    "onnxruntime": "cpu",
+    "onnx": "train",
+    "pytorch_metric_learning": "train",
+    "safetensors": "train",
+    "torch": "train",
+    "torchvision": "train",
+}
+
+
 def main() -> None:
     """The ``couce`` command: an error that the user can mend is one sentence and exit code 2."""
     try:
         app()
     except CouceError as error:
-        typer.echo(f"couce: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        _fail(
+            f"this needs {error.name}, which is not installed; pip install 'couce[{_EXTRAS[error.name]}]'"
+        )
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"couce: {sentence}", err=True)
+    sys.exit(2)

@@ -1,0 +1,42 @@
+"""The README's code runs, and the documentation names what exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from couce.method import MethodSettings
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_readme_runs_from_top_to_bottom() -> None:
+    code = "\n".join(blocks(ROOT / "README.md"))
+    assert code.count("import") > 4
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "'orth'" in done.stdout
+    assert "'MAP@R'" in done.stdout
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    """The tables of docs/method.md and the settings cannot drift apart."""
+    text = (ROOT / "docs" / "method.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+\.\w+)` \| `([^`]*)` \|", text, flags=re.MULTILINE))
+    settings = MethodSettings().model_dump()
+    actual = {
+        f"{group}.{name}": str(value).lower() if isinstance(value, bool) else str(value)
+        for group, values in settings.items()
+        for name, value in values.items()
+    }
+    assert documented == actual
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
