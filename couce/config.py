@@ -12,7 +12,7 @@ from couce.errors import CouceError
 class Settings(BaseModel):
     """A group of named settings. Groups nest; a dotted key such as ``odba.capacity`` names one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -27,7 +27,7 @@ class Settings(BaseModel):
         couce.errors.CouceError: setting 'capasity' is unknown (did you mean 'capacity'?)
         """
         try:
-            return cls.model_validate(dict(values))
+            return cls.model_validate(values)
         except ValidationError as error:
             known = list(cls.keys())
             faults = "; ".join(_describe(fault, known) for fault in error.errors())
@@ -35,13 +35,12 @@ class Settings(BaseModel):
 
     @classmethod
     def keys(cls, prefix: str = "") -> Iterator[str]:
-        """The dotted names of all settings, nested groups included."""
+        """The dotted names of all settings and groups of settings."""
         for name, field in cls.model_fields.items():
             group = field.annotation
             if isinstance(group, type) and issubclass(group, Settings):
                 yield from group.keys(f"{prefix}{name}.")
-            else:
-                yield prefix + name
+            yield prefix + name
 
 
 def _describe(fault: Any, known: list[str]) -> str:

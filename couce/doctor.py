@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -9,11 +10,13 @@ from typing import Any
 
 from couce import __version__
 
-# Each row of packages installs the same module: two of them overwrite each other's files.
+# Packages of one pattern install the same module: two of them overwrite each other's files.
 _RIVALS = (
-    ("onnxruntime", "onnxruntime-gpu"),
-    ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs"),
+    r"onnxruntime(-(gpu|directml|openvino|training|rocm|silicon|qnn))?",
+    r"faiss-(cpu|gpu).*",
 )
+
+_ONE_OF = "one of couce[cpu], couce[gpu] (CUDA 12), couce[gpu-cu13] (CUDA 13)"
 
 # An ONNX model of one Identity node, enough to ask a session what it runs on. Serving has no onnx
 # to write one with; tests/test_doctor.py writes it anew and compares.
@@ -40,10 +43,14 @@ def examine() -> Report:
     for name, look in (("onnxruntime", _onnxruntime), ("faiss", _faiss), ("torch", _torch)):
         try:
             report.facts.append((name, look(report)))
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             report.facts.append((name, "not installed"))
-            if error.name not in (name, None):
-                report.problems.append(f"{name} is installed but cannot be imported: {error}")
+            if error.name != name:
+                report.problems.append(f"{name} is installed, but what it needs is not: {error}")
+            elif name == "torch":
+                report.advice.append("for training and export: install couce[train]")
+            else:
+                report.problems.append(f"{name} is missing: install {_ONE_OF}")
         except Exception as error:  # a broken installation raises anything
             report.facts.append((name, "broken"))
             report.problems.append(f"{name} does not work: {error}")
@@ -60,7 +67,7 @@ def _cores() -> int:
 def installed() -> dict[str, str]:
     """Installed distributions and their versions, by lower-case name with dashes."""
     return {
-        dist.name.lower().replace("_", "-"): dist.version
+        dist.name.lower().replace("_", "-"): dist.version or ""
         for dist in metadata.distributions()
         if dist.name
     }
@@ -75,13 +82,12 @@ def conflicts(packages: Mapping[str, str]) -> list[str]:
     2
     """
     found = []
-    for rivals in _RIVALS:
-        present = [name for name in rivals if name in packages]
+    for pattern in _RIVALS:
+        present = sorted(name for name in packages if re.fullmatch(pattern, name))
         if len(present) > 1:
             found.append(
-                f"{' and '.join(present)} overwrite each other: uninstall"
-                f" {'both' if len(present) == 2 else 'all'}, then install one of"
-                " couce[cpu], couce[gpu], couce[gpu-cu13]"
+                f"{' and '.join(present)} overwrite each other: uninstall them all, then install"
+                f" {_ONE_OF}"
             )
     majors = _cuda_majors(packages)
     if len(set(majors.values())) > 1:
@@ -93,8 +99,8 @@ def conflicts(packages: Mapping[str, str]) -> list[str]:
 def _cuda_majors(packages: Mapping[str, str]) -> dict[str, int]:
     majors = {}
     if "onnxruntime-gpu" in packages:
-        major, minor = (int(part) for part in packages["onnxruntime-gpu"].split(".")[:2])
-        majors["onnxruntime-gpu"] = 12 if (major, minor) < (1, 27) else 13
+        version = re.match(r"1\.(\d+)", packages["onnxruntime-gpu"])
+        majors["onnxruntime-gpu"] = 12 if version and int(version[1]) < 27 else 13
     if "faiss-gpu" in packages:
         majors["faiss-gpu"] = 12
     if "faiss-gpu-cuvs" in packages:
@@ -113,12 +119,12 @@ def _onnxruntime(report: Report) -> str:
         if name not in ("CPUExecutionProvider", "AzureExecutionProvider")
     ]
     working = [name for name in providers if name in _session_providers(onnxruntime, name)]
-    failing = [name for name in providers if name not in working]
     session = _session_providers(onnxruntime, "CPUExecutionProvider")
-    for provider in failing:
+    # Others, such as TensorRT, are compiled in whether or not their libraries are wanted.
+    if "CUDAExecutionProvider" in set(providers) - set(working):
         report.problems.append(
-            f"onnxruntime has {provider} but a session falls back to the CPU: its CUDA libraries"
-            " or driver are missing or of another version"
+            "onnxruntime is built for CUDA, but a session falls back to the CPU: the driver or the"
+            " CUDA libraries are missing or of another version"
         )
     if not providers:
         report.advice.append("for a GPU: install couce[gpu-cu13] (CUDA 13) or couce[gpu] (CUDA 12)")
@@ -137,17 +143,16 @@ def _faiss(report: Report) -> str:
     import faiss
 
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
-    if "faiss-cpu" not in installed() and not gpus:
+    if any(name.startswith("faiss-gpu") for name in installed()) and not gpus:
         report.advice.append("this faiss is built for GPUs but sees none; it works on the CPU")
     return f"{faiss.__version__}, {gpus} GPUs"
 
 
 def _torch(report: Report) -> str:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        report.advice.append("for training and export: install couce[train]")
-        raise
+    import torch
+
+    if torch.version.cuda and not torch.cuda.is_available():
+        report.advice.append("torch is built for CUDA but finds no GPU or driver; it uses the CPU")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     return f"{torch.__version__} ({build}), trains on {', '.join(devices) or 'the CPU'}"

@@ -8,13 +8,13 @@ class CouceError(ValueError):
     """Something the user can mend. The command line prints it without a traceback and exits with 2."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> CouceError:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> CouceError:
     """The error for a name that is not in a table; it lists the known ones, the nearest first.
 
     >>> print(unknown_name("loss", "proxy-ann", ["proxy-an", "soft-triple"]))
     unknown loss 'proxy-ann' (did you mean 'proxy-an'?); known: proxy-an, soft-triple
     """
     names = list(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return CouceError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}")

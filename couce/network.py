@@ -17,7 +17,7 @@ class EmbeddingNetwork(nn.Module):
     """Images (N, 3, H, W) to raw embeddings m (N, d), before l2-normalisation.
 
     ``pooling``: global ``avg`` as in the paper, or ``avg+max``, the sum of both, as in the code of
-    Proxy-Anchor and Proxy-AN.
+    Proxy-Anchor and Proxy-AN. The head starts, as there, kaiming normal by fan-out.
     """
 
     def __init__(self, backbone: Backbone, dim: int = 512, pooling: Pooling = "avg") -> None:
@@ -37,10 +37,15 @@ class EmbeddingNetwork(nn.Module):
     def views(
         self,
         images: Tensor,
-        intervention: MSRCI,
+        intervention: MSRCI | None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Clean and intervened embeddings (m, m̃); stage2 sees both as one batch of 2N."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Clean and intervened embeddings (m, m̃); stage2 sees both as one batch of 2N.
+
+        Without an intervention there is no second view: (m, None).
+        """
+        if intervention is None:
+            return self(images), None
         clean = self.backbone.stage1(images)  # (N, C, H', W')
         with two_views(self.backbone.stage2):
             features = self.backbone.stage2(torch.cat([clean, intervention(clean, generator)]))

@@ -5,6 +5,7 @@ The description, :class:`Preprocess`, belongs to the backbone and travels with t
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,8 +16,16 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from couce.errors import CouceError
 
-# Decoded, that is 267 MB; what claims more is taken for an attack. Pillow itself warns just above.
+# What claims more is taken for an attack; Pillow itself warns just above. Decoding that much takes
+# up to 1.5 GB with what alpha needs: whoever serves strangers sets a lower limit.
 MAX_PIXELS = 89_000_000
+
+# Raster formats whose size stands in the header, before anything is decoded. Not among them: what
+# runs an interpreter (EPS), and containers that decode to tell their size (ICO).
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+
+# With aspect="keep", an image longer than this many times its shorter side is cut at both ends.
+_LONGEST = 8
 
 ImageSource = bytes | str | Path | Image.Image
 
@@ -58,8 +67,8 @@ class Preprocess:
         (224, 224, 3)
         """
         resized = self.resized(image)
-        left = (resized.width - self.crop) // 2
-        top = (resized.height - self.crop) // 2
+        left = round((resized.width - self.crop) / 2)
+        top = round((resized.height - self.crop) / 2)
         return np.asarray(resized.crop((left, top, left + self.crop, top + self.crop)))
 
     def resized(self, image: Image.Image) -> Image.Image:
@@ -67,8 +76,12 @@ class Preprocess:
         width = height = self.resize
         if self.aspect == "keep":
             shorter = min(image.size)
-            width = max(self.resize, round(image.width * self.resize / shorter))
-            height = max(self.resize, round(image.height * self.resize / shorter))
+            longest = _LONGEST * shorter
+            if max(image.size) > longest:
+                left, top = max(0, image.width - longest) // 2, max(0, image.height - longest) // 2
+                image = image.crop((left, top, image.width - left, image.height - top))
+            width = image.width * self.resize // shorter
+            height = image.height * self.resize // shorter
         return image.resize((width, height), Image.Resampling.BILINEAR)
 
     def normalise(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -110,7 +123,8 @@ def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
     try:
         if isinstance(source, Image.Image):
             return _as_rgb(_checked(source, name, max_pixels))
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+        file = BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file, formats=_formats()) as image:
             return _as_rgb(_checked(image, name, max_pixels))
     except ImageError:
         raise
@@ -123,6 +137,13 @@ def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
     # Pillow's decoders raise whatever their parsers run into on broken input.
     except Exception as error:
         raise ImageError(f"{name} is damaged and cannot be decoded: {error}") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats of ours that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _checked(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
@@ -139,8 +160,8 @@ def _too_large(name: str, max_pixels: int) -> ImageError:
 def _as_rgb(image: Image.Image) -> Image.Image:
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I"):  # 16-bit grey, or 32-bit holding 16-bit values
-        grey = np.asarray(upright).astype(np.float64) / 257
-        upright = Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8))
+        grey = np.clip(np.asarray(upright), 0, 65535).astype(np.uint16)
+        upright = Image.fromarray((grey >> 8).astype(np.uint8))
     elif upright.mode == "F":
         raise ImageError("an image of floating-point pixels has no known range; save it as 8-bit")
     if upright.has_transparency_data:

@@ -63,6 +63,22 @@ def test_an_error_of_the_user_is_one_line_with_exit_code_2(
     assert capsys.readouterr().err == "couce: the gallery is empty; add images to it\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--out", "/dev/null"], "couce: /dev/null"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--epochs", "0"], "--epochs"),
+        (["demo", "--epocs", "1"], "--epocs"),
+    ],
+)
+def test_wrong_calls_are_sentences(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['couce', 'demo']\n"

@@ -24,9 +24,10 @@ def test_the_embedded_model_is_what_onnx_writes() -> None:
     [
         (
             {"onnxruntime": "1.31.0", "onnxruntime-gpu": "1.31.0"},
-            "overwrite each other: uninstall both",
+            "onnxruntime and onnxruntime-gpu overwrite each other: uninstall",
         ),
         ({"faiss-cpu": "1.15", "faiss-gpu": "1.15"}, "faiss-cpu and faiss-gpu overwrite"),
+        ({"faiss-cpu": "1.15", "faiss-gpu-cu12": "1.9"}, "faiss-cpu and faiss-gpu-cu12 overwrite"),
         (
             {"onnxruntime-gpu": "1.28.0", "faiss-gpu": "1.15"},
             "CUDA 13, faiss-gpu is built for CUDA 12",
@@ -46,7 +47,7 @@ def test_conflicting_packages(packages: dict[str, str], words: str) -> None:
     "packages",
     [
         {},
-        {"onnxruntime": "1.31.0", "faiss-cpu": "1.15.1"},
+        {"onnxruntime": "1.31.0", "faiss-cpu": "1.15.1", "onnxruntime-extensions": "0.14"},
         {"onnxruntime-gpu": "1.26.0", "faiss-gpu": "1.15.1"},
         {"onnxruntime-gpu": "1.31.1", "faiss-gpu-cuvs": "1.15.1"},
     ],
@@ -56,31 +57,44 @@ def test_each_extra_alone_is_sound(packages: dict[str, str]) -> None:
     assert conflicts(packages) == []
 
 
-def test_a_provider_that_falls_back_to_the_cpu_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """onnxruntime-gpu without CUDA: the list has CUDA, the session does not. No GPU is here, so the
-    library is played."""
-    session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
-    fake = SimpleNamespace(
+def played_onnxruntime(listed: list[str], working: list[str]) -> SimpleNamespace:
+    """onnxruntime on a machine with CUDA compiled in. No GPU is here, so the library is played."""
+    return SimpleNamespace(
         __version__="1.31.1",
-        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
+        get_available_providers=lambda: [*listed, "CPUExecutionProvider"],
         SessionOptions=SimpleNamespace,
-        InferenceSession=lambda *_, **__: session,
+        InferenceSession=lambda *_, providers: SimpleNamespace(
+            get_providers=lambda: [p for p in providers if p in (*working, "CPUExecutionProvider")]
+        ),
     )
+
+
+def test_a_session_that_falls_back_to_the_cpu_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = played_onnxruntime(["TensorrtExecutionProvider", "CUDAExecutionProvider"], [])
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
     report = examine()
     assert dict(report.facts)["onnxruntime"] == "1.31.1, runs on CPUExecutionProvider"
-    assert any("CUDAExecutionProvider but a session falls back" in p for p in report.problems)
+    assert any("a session falls back to the CPU" in problem for problem in report.problems)
+
+
+def test_cuda_without_tensorrt_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = "CUDAExecutionProvider"
+    fake = played_onnxruntime(["TensorrtExecutionProvider", cuda], [cuda])
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    report = examine()
+    assert dict(report.facts)["onnxruntime"].endswith(f"runs on {cuda}, CPUExecutionProvider")
+    assert report.problems == []
 
 
 def test_missing_and_broken_libraries_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> str:
-        raise OSError("libcudart.so.12: cannot open shared object file")
+        raise ImportError("libcudart.so.12: cannot open shared object file")
 
-    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("torch", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(doctor, "_faiss", broken)
     report = examine()
     assert dict(report.facts)["torch"] == "not installed"
     assert "for training and export: install couce[train]" in report.advice
+    assert any("onnxruntime is missing: install one of couce[cpu]" in p for p in report.problems)
     assert any("faiss does not work: libcudart.so.12" in problem for problem in report.problems)

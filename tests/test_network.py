@@ -66,6 +66,20 @@ def test_two_view_mode_ends_with_an_exception() -> None:
     assert not any(norm.two_views for norm in norms)
 
 
+def test_foreign_batch_norm_is_refused_rather_than_mixed() -> None:
+    net = network().train()
+    nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    with pytest.raises(TypeError, match="would mix the two views"):
+        net.views(images(), MSRCI())
+
+
+def test_no_intervention_is_no_second_view() -> None:
+    net = network().eval()
+    m, m_tilde = net.views(images(), None)
+    assert m_tilde is None
+    assert torch.equal(m, net(images()))
+
+
 def test_clean_forward_ignores_the_intervention() -> None:
     net = network().eval()
     m, _ = net.views(images(), MSRCI())

@@ -80,11 +80,8 @@ def fit(
             batch = _balanced_batch(train.labels, rng)
             images = _tensor(preprocess, _augmented(train.pixels[batch], preprocess.crop, rng))
             labels = torch.from_numpy(train.labels[batch])
-            if objective.intervention is None:
-                out = objective(network(images), labels)
-            else:
-                m, m_tilde = network.views(images, objective.intervention)
-                out = objective(m, labels, m_tilde)
+            m, m_tilde = network.views(images, objective.intervention)
+            out = objective(m, labels, m_tilde)
             optimiser.zero_grad()
             out.total.backward()
             optimiser.step()

@@ -34,10 +34,10 @@ def build_backbone(
     if split not in spec.points:
         raise unknown_name(f"split of {name}", split, spec.points)
     network = spec.build()
-    if pretrained is True and spec.weights is None:
-        raise CouceError(f"{name} has no public weights; use pretrained=False or a file of weights")
-    if pretrained is True and spec.weights is not None:
+    if pretrained is True:
+        if spec.weights is None:
+            raise CouceError(f"{name} has no public weights; use pretrained=False or a file")
         load(network, fetch(*spec.weights), spec)
-    elif pretrained:
-        load(network, Path(str(pretrained)), spec)
+    elif pretrained is not False:
+        load(network, Path(pretrained), spec)
     return Backbone(name, spec, split, network)

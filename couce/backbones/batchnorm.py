@@ -31,7 +31,15 @@ class TwoViewBatchNorm2d(nn.BatchNorm2d):
 @contextmanager
 def two_views(module: nn.Module) -> Iterator[None]:
     """What goes through ``module`` here is (2N, ...): N clean rows, then their intervened copies."""
-    norms = [child for child in module.modules() if isinstance(child, TwoViewBatchNorm2d)]
+    norms = []
+    for child in module.modules():
+        if isinstance(child, TwoViewBatchNorm2d):
+            norms.append(child)
+        elif isinstance(child, nn.modules.batchnorm._BatchNorm) and child.training:
+            raise TypeError(
+                f"{type(child).__name__} would mix the two views into its running statistics;"
+                " use TwoViewBatchNorm2d, or freeze it"
+            )
     for norm in norms:
         norm.two_views = True
     try:

@@ -41,7 +41,7 @@ def _build() -> Mapping[str, nn.Module]:
     return {
         "stem": stem,
         "layer1": Block(32, 32, stride=1),
-        "layer2": Block(32, 64, stride=2),
+        "layer2": nn.Sequential(Block(32, 64, stride=2), Block(64, 64, stride=1)),
         "layer3": Block(64, 64, stride=2),
         "layer4": Block(64, 128, stride=2),
     }

@@ -56,6 +56,10 @@ def main() -> None:
         app()
     except CouceError as error:
         _fail(str(error))
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror.lower()}")
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise

@@ -7,7 +7,7 @@ import typer
 def demo(
     out: Annotated[Path, typer.Option(help="Where to put the pictures.")] = Path("demo"),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 10,
-    seed: Annotated[int, typer.Option(help="Start of all random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the trainings.")] = 0,
 ) -> None:
     """Walk the road on the embedded data set."""
     from rich.console import Console
@@ -15,7 +15,7 @@ def demo(
 
     from couce.train.demo import run_demo
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     results = run_demo(out, epochs, seed, console.print)
     table = Table(title="Unseen classes, any background and light (%)")
     table.add_column("")

@@ -1,5 +1,8 @@
 """Proxy losses by name. Another one is a :class:`ProxyLoss` of its own and a line in this table."""
 
+from inspect import signature
+
+from couce.errors import unknown_name
 from couce.losses.base import ProxyLoss
 from couce.losses.proxy_an import ProxyAN
 from couce.losses.proxy_anchor import ProxyAnchor
@@ -16,10 +19,15 @@ LOSSES: dict[str, type[ProxyLoss]] = {
 __all__ = ["LOSSES", "ProxyAN", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "SoftTriple", "build_loss"]
 
 
-def build_loss(name: str, num_classes: int, dim: int) -> ProxyLoss:
-    """The loss of that name with its default constants; an unknown name's error lists the known."""
-    from couce.errors import unknown_name
+def build_loss(name: str, num_classes: int, dim: int, **options: float) -> ProxyLoss:
+    """The loss of that name; ``options`` are its own constants (``alpha=32``).
 
+    An unknown name or option is an error that lists the known ones.
+    """
     if name not in LOSSES:
         raise unknown_name("loss", name, LOSSES)
-    return LOSSES[name](num_classes=num_classes, dim=dim)
+    known = list(signature(LOSSES[name]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {name}", option, known)
+    return LOSSES[name](num_classes=num_classes, dim=dim, **options)

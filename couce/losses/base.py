@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from couce.precision import at_least_float32, no_autocast
+from couce.precision import full_precision
 
 
 class ProxyLoss(nn.Module, ABC):
@@ -19,15 +19,15 @@ class ProxyLoss(nn.Module, ABC):
         self.num_classes = num_classes
         self.dim = dim
 
+    @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss () of raw embeddings (N, d) with labels (N,) from 0 to C − 1."""
-        with no_autocast(embeddings):
-            return self.compute_loss(at_least_float32(embeddings), labels)
+        return self.compute_loss(embeddings, labels)
 
+    @full_precision
     def similarities(self, embeddings: Tensor) -> Tensor:
         """The cosine (N, C) of raw embeddings (N, d) to each class."""
-        with no_autocast(embeddings):
-            return self.compute_similarities(at_least_float32(embeddings))
+        return self.compute_similarities(embeddings)
 
     @abstractmethod
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor: ...

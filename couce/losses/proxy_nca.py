@@ -1,24 +1,28 @@
-"""Proxy-NCA (Movshovitz-Attias et al., ICCV 2017), from pytorch-metric-learning."""
+"""Proxy-NCA (Movshovitz-Attias et al., ICCV 2017), in the form that is a softmax over all proxies."""
 
+import torch
 import torch.nn.functional as F
-from pytorch_metric_learning.losses import ProxyNCALoss
-from torch import Tensor
+from torch import Tensor, nn
 
-from couce.losses.base import initialise_proxies
-from couce.losses.wrapped import WrappedLoss
+from couce.losses.base import ProxyLoss, initialise_proxies
 
 
-class ProxyNCA(WrappedLoss):
+class ProxyNCA(ProxyLoss):
     """``−log softmax_p(−scale · ‖u − p̂‖²)`` at the own class.
 
-    A scale above 20 could underflow: ``exp(−4·scale)`` must stay a float32.
+    The same as pytorch-metric-learning's ProxyNCALoss, which takes the logarithm of a softmax: there
+    a scale above 20 underflows and its gradient is NaN. As a cross-entropy it never does.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:
-        wrapped = ProxyNCALoss(num_classes, dim, softmax_scale=scale)
-        super().__init__(num_classes, dim, wrapped)
-        initialise_proxies(wrapped.proxies)
+        super().__init__(num_classes, dim)
+        self.scale = scale
+        self.proxies = nn.Parameter(torch.empty(num_classes, dim))
+        initialise_proxies(self.proxies)
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        distances = 2 - 2 * self.compute_similarities(embeddings)  # (N, C), squared
+        return F.cross_entropy(-self.scale * distances, labels)
 
     def compute_similarities(self, embeddings: Tensor) -> Tensor:
-        # The loss works on squared distances, so its own logits are no cosines.
-        return F.normalize(embeddings, dim=1) @ F.normalize(self.wrapped.proxies, dim=1).T
+        return F.normalize(embeddings, dim=1) @ F.normalize(self.proxies, dim=1).T

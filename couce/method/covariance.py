@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from couce.precision import full_precision
 
+
+@full_precision
 def covariance_penalty(x: Tensor) -> Tensor:
     """``1/d · Σ_{i≠j} cov_ij²`` of the columns of ``x`` (N, d), the covariance taken with N − 1.
 

@@ -3,7 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from couce.precision import full_precision
 
+
+@full_precision
 def invariance_loss(
     similarities: Tensor,
     intervened_similarities: Tensor,

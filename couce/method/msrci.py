@@ -1,13 +1,13 @@
 """MSRCI: multi-scale randomised causal intervention (paper, Sec. 3.3, Eq. fft to ifft)."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from couce.errors import CouceError, unknown_name
-from couce.precision import at_least_float32, no_autocast
+from couce.precision import at_least_float32
 
 Scope = Literal["sample", "channel", "batch"]
 
@@ -65,23 +65,19 @@ class MSRCI(nn.Module):
         self._rings: dict[tuple[int, int, torch.device], Tensor] = {}
 
     def forward(self, feature_map: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The intervened copy of ``feature_map`` (N, C, H, W), in its own type."""
-        height, width = feature_map.shape[-2:]
-        with no_autocast(feature_map):
-            exact = at_least_float32(feature_map)
-            spectrum = torch.fft.rfft2(exact)  # (N, C, H, W//2 + 1)
-            factors = self._draw(exact, generator)[..., self._ring_of_bins(exact)]
-            intervened = torch.fft.irfft2(spectrum * factors, s=(height, width))
-        # FFTs come back in rows; the layers behind want the layout they were given (channels last).
-        return torch.empty_like(feature_map).copy_(intervened)
+        """The intervened copy of ``feature_map`` (N, C, H, W), in its own type and layout."""
+        gains = self._draw(feature_map, generator)[..., self._ring_of_bins(feature_map)]
+        return _Filter.apply(feature_map, gains)
 
     def _draw(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """One factor for each ring: (N or 1, C or 1, S)."""
         samples = 1 if self.scope == "batch" else x.shape[0]
         channels = x.shape[1] if self.scope == "channel" else 1
         shape = (samples, channels, len(self.gammas))
-        delta = 2 * torch.rand(shape, generator=generator, dtype=x.dtype, device=x.device) - 1
-        return 1 + delta * torch.tensor(self.gammas, dtype=x.dtype, device=x.device)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        device = x.device if generator is None else generator.device
+        delta = 2 * torch.rand(shape, generator=generator, dtype=dtype, device=device) - 1
+        return (1 + delta * torch.tensor(self.gammas, dtype=dtype, device=device)).to(x.device)
 
     def _ring_of_bins(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
@@ -92,6 +88,33 @@ class MSRCI(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gammas={self.gammas}, scope={self.scope!r}"
+
+
+class _Filter(torch.autograd.Function):
+    """Multiplies the half spectra of maps (N, C, H, W) by real gains (N or 1, C or 1, H, W//2 + 1).
+
+    Real gains that are equal for a bin and its conjugate make this a symmetric linear map of the
+    pixels: the gradient passes back through the very same filter. Autograd, which does not know,
+    would go back through full complex spectra, and keep them in memory until then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, gains: Tensor) -> Tensor:
+        ctx.save_for_backward(gains)
+        return _filtered(maps, gains)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (gains,) = ctx.saved_tensors
+        return _filtered(gradient, gains), None
+
+
+def _filtered(maps: Tensor, gains: Tensor) -> Tensor:
+    with torch.autocast(maps.device.type, enabled=False):
+        spectrum = torch.fft.rfft2(at_least_float32(maps))  # (N, C, H, W//2 + 1)
+        filtered = torch.fft.irfft2(spectrum * gains, s=maps.shape[-2:])
+    # FFTs come back in rows; the layers behind want the layout they were given (channels last).
+    return torch.empty_like(maps).copy_(filtered)
 
 
 def ring_of_bins(height: int, width: int, rings: int) -> Tensor:

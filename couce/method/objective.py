@@ -12,7 +12,7 @@ from couce.method.invariance import invariance_loss
 from couce.method.msrci import MSRCI, band_strengths
 from couce.method.odba import ODBA
 from couce.method.settings import MethodSettings
-from couce.precision import at_least_float32, no_autocast
+from couce.precision import full_precision
 
 
 class Objective(NamedTuple):
@@ -28,10 +28,7 @@ class CouCE(nn.Module):
     One step of training::
 
         objective = CouCE(LOSSES["proxy-an"](num_classes=100, dim=512))
-        if objective.intervention is None:
-            embeddings, intervened = network(images), None
-        else:
-            embeddings, intervened = network.views(images, objective.intervention)
+        embeddings, intervened = network.views(images, objective.intervention)
         objective(embeddings, labels, intervened).total.backward()
 
     ``intervention`` is the MSRCI module, or None when its weight is zero: the second view is then
@@ -67,51 +64,54 @@ class CouCE(nn.Module):
             gammas = band_strengths(msrci.schedule, msrci.bands, msrci.strongest)
             self.intervention = MSRCI(gammas, msrci.scope)
 
+    @full_precision
     def forward(
         self, embeddings: Tensor, labels: Tensor, intervened: Tensor | None = None
     ) -> Objective:
         """Raw embeddings m (N, d) of a batch, its labels (N,), and m̃ (N, d) of the second view."""
         if (intervened is None) != (self.intervention is None):
             raise ValueError("give intervened embeddings exactly when .intervention is not None")
-        with no_autocast(embeddings):
-            m = at_least_float32(embeddings)
-            m_tilde = None if intervened is None else at_least_float32(intervened)
-            parts = self._parts(m, labels, m_tilde)
-            total = torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
+        parts = self._parts(embeddings, labels, intervened)
+        total = torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
         return Objective(total, {name: part.detach() for name, part in parts.items()})
 
     def _parts(self, m: Tensor, labels: Tensor, m_tilde: Tensor | None) -> dict[str, Tensor]:
         settings = self.settings
+        views = (m, m_tilde)  # what is held invariant
         orth: Tensor | None = None
         if self.odba is not None:
             if self.training:
                 self.odba.update(m, labels)
-            both = settings.odba.branches == "both"
-            if settings.odba.mode == "hard":
-                m = self.odba.project(m)
-                if both and m_tilde is not None:
-                    m_tilde = self.odba.project(m_tilde)
-            else:
+            second = m_tilde if settings.odba.branches == "both" else None
+            if settings.odba.mode == "soft":
                 orth = self.odba.loss(m)
-                if both and m_tilde is not None:
-                    orth = orth + self.odba.loss(m_tilde)
+                if second is not None:
+                    orth = orth + self.odba.loss(second)
+            else:
+                m = self.odba.project(m)
+                if second is not None:  # like is compared with like: both projected, or neither
+                    views = (m, self.odba.project(second))
 
         parts = {"dml": self.loss(m, labels)}
         if orth is not None:
             parts["orth"] = orth
-        if m_tilde is not None and settings.msrci.invariance == "kl":
-            parts["inv"] = invariance_loss(
-                self.loss.similarities(m),
-                self.loss.similarities(m_tilde),
-                settings.msrci.temperature,
-                settings.msrci.stop_gradient,
-            )
-        elif m_tilde is not None:
-            apart = F.normalize(m, dim=1) - F.normalize(m_tilde, dim=1)
-            parts["inv"] = apart.square().sum(dim=1).mean()
+        if views[1] is not None:
+            parts["inv"] = self._invariance(views[0], views[1])
         if settings.covariance.weight > 0:
             parts["cov"] = covariance_penalty(_in_space(m, settings.covariance.space))
         return parts
+
+    def _invariance(self, m: Tensor, m_tilde: Tensor) -> Tensor:
+        msrci = self.settings.msrci
+        if msrci.invariance == "l2":
+            fixed = (m.detach(), m_tilde.detach()) if msrci.stop_gradient else (m, m_tilde)
+            return (F.mse_loss(m, fixed[1]) + F.mse_loss(m_tilde, fixed[0])) / 2
+        return invariance_loss(
+            self.loss.similarities(m),
+            self.loss.similarities(m_tilde),
+            msrci.temperature,
+            msrci.stop_gradient,
+        )
 
 
 def _in_space(m: Tensor, space: str) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from couce.errors import CouceError, unknown_name
+from couce.precision import full_precision
 
 Attention = Literal["raw", "unit"]
 
@@ -24,8 +25,8 @@ class ODBA(nn.Module):
     embedding and what it read.
 
     Whatever persists is a buffer: saved, resumed and moved with the module. The dictionary never
-    carries a gradient. With several processes, give every one of them the gathered batch: each then
-    holds the same dictionary and gate as one process with the whole batch would.
+    carries a gradient. With several processes, give every one of them the batch that was gathered
+    from all: each then holds the dictionary and gate of one process with the whole batch.
 
     Args:
         dim: width d of the embeddings.
@@ -92,8 +93,14 @@ class ODBA(nn.Module):
 
     @torch.no_grad()
     def update(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Measures the batch (N, d) with labels (N,), then enqueues its gated embeddings."""
-        unit = F.normalize(embeddings.detach().to(self.dictionary.dtype), dim=1)
+        """Measures the batch (N, d) with labels (N,), then enqueues its gated embeddings.
+
+        A row that is not finite (an overflow whose step the loop will skip) would stay in the running
+        values for good, so it is left out.
+        """
+        finite = embeddings.isfinite().all(dim=1)
+        embeddings, labels = embeddings[finite], labels[finite]
+        unit = F.normalize(embeddings.to(self.dictionary.dtype), dim=1)
         self._measure(unit, labels)
         self._enqueue(unit * self.gate)
 
@@ -117,21 +124,26 @@ class ODBA(nn.Module):
         self.pointer.copy_((self.pointer + len(rows)) % self.capacity)
         self.filled.copy_((self.filled + len(rows)).clamp(max=self.capacity))
 
+    @full_precision
     def attend(self, embeddings: Tensor) -> Tensor:
         """z (N, d): what the dictionary knows of these embeddings' backgrounds; zeros while empty."""
         query = embeddings.detach() if self.detach else embeddings
         if self.attention == "unit":
             query = F.normalize(query, dim=1)
         atoms = self.dictionary[: int(self.filled)].to(query.dtype)  # (filled, d)
+        if query.requires_grad:  # the backward pass must find what this one saw
+            atoms = atoms.clone()
         weights = torch.softmax(query @ atoms.T / atoms.shape[1] ** 0.5, dim=1)  # (N, filled)
         return weights @ atoms
 
+    @full_precision
     def loss(self, embeddings: Tensor) -> Tensor:
         """L_orth, the mean of cos²(m, z)."""
         z = self.attend(embeddings)
         lengths = embeddings.norm(dim=1) * z.norm(dim=1)
         return ((embeddings * z).sum(dim=1) / (lengths + _EPSILON)).square().mean()
 
+    @full_precision
     def project(self, embeddings: Tensor) -> Tensor:
         """m − proj_z m, the hard form of the same constraint (ablation "hard projection")."""
         z = self.attend(embeddings)

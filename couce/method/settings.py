@@ -3,9 +3,9 @@
 A ``weight`` of zero takes a part out of the computation altogether.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from couce.config import Settings
 
@@ -32,7 +32,7 @@ class MSRCISettings(Settings):
     strongest: float = Field(0.8, ge=0, lt=1)  # γ_max
     scope: Literal["sample", "channel", "batch"] = "sample"
     temperature: float = Field(0.1, gt=0)  # τ
-    # kl: on proxy similarities. l2: mean squared distance between the unit embeddings.
+    # kl: on proxy similarities. l2: mean squared error between the embeddings.
     invariance: Literal["kl", "l2"] = "kl"
     stop_gradient: bool = True
 
@@ -47,3 +47,9 @@ class MethodSettings(Settings):
     odba: ODBASettings = ODBASettings()
     msrci: MSRCISettings = MSRCISettings()
     covariance: CovarianceSettings = CovarianceSettings()
+
+    @model_validator(mode="after")
+    def _second_view(self) -> Self:
+        if self.odba.branches == "both" and self.msrci.weight == 0:
+            raise ValueError("odba.branches = 'both' needs the second view: msrci.weight is 0")
+        return self

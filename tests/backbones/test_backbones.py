@@ -1,5 +1,6 @@
 import copy
 import hashlib
+import random
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -169,9 +170,25 @@ def test_files_that_are_no_weights_are_one_sentence(
     with pytest.raises(CouceError, match="cannot be read"):
         build_backbone("tiny", pretrained=tmp_path / "hostile.pth")
     assert "executed" not in capsys.readouterr().out
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(CouceError, match="plain mapping"):
-        build_backbone("tiny", pretrained=tmp_path / "list.pth")
+    for content in ([1, 2], {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}):
+        torch.save(content, tmp_path / "odd.pth")
+        with pytest.raises(CouceError, match="plain mapping"):
+            build_backbone("tiny", pretrained=tmp_path / "odd.pth")
+    with pytest.raises(CouceError, match="weights come as"):
+        build_backbone("tiny", pretrained="")
+
+
+def test_a_file_with_flipped_bytes_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save({"stem.0.weight": torch.zeros(4)}, path)
+    data, rng = path.read_bytes(), random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(3):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        with pytest.raises(CouceError):  # if by chance still readable, it does not fit
+            build_backbone("tiny", pretrained=path)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from pytorch_metric_learning.losses import ProxyNCALoss
 from torch import Tensor
 
 from couce.errors import CouceError
@@ -57,7 +58,7 @@ def test_proxy_an_equals_the_loops() -> None:
 def test_proxy_anchor_equals_the_loops() -> None:
     x, labels = data()
     loss = ProxyAnchor(6, 8).double()
-    proxies = loss.wrapped.proxies
+    proxies = next(loss.parameters())
     push = 0.0
     for p in range(6):
         inner = sum(
@@ -75,9 +76,17 @@ def test_proxy_nca_equals_the_loops() -> None:
     total = 0.0
     for row, label in zip(x.tolist(), labels.tolist(), strict=True):
         # ‖u − p̂‖² = 2 − 2·cosine
-        logits = [-3 * (2 - 2 * cosine(row, p)) for p in loss.wrapped.proxies.tolist()]
+        logits = [-3 * (2 - 2 * cosine(row, p)) for p in loss.proxies.tolist()]
         total -= logits[label] - math.log(sum(math.exp(logit) for logit in logits))
     assert loss(x, labels).item() == pytest.approx(total / len(x))
+
+
+@pytest.mark.parametrize("scale", [1.0, 9.0])
+def test_proxy_nca_equals_pytorch_metric_learning(scale: float) -> None:
+    x, labels = data()
+    loss, reference = ProxyNCA(6, 8, scale).double(), ProxyNCALoss(6, 8, softmax_scale=scale)
+    reference.proxies.data = loss.proxies.data.clone()
+    torch.testing.assert_close(loss(x, labels), reference(x, labels))
 
 
 def test_soft_triple_equals_the_loops() -> None:
@@ -102,9 +111,9 @@ def test_soft_triple_equals_the_loops() -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 class TestEveryLoss:
-    def build(self, name: str) -> ProxyLoss:
+    def build(self, name: str, **options: float) -> ProxyLoss:
         torch.manual_seed(0)
-        return LOSSES[name](num_classes=6, dim=8)
+        return build_loss(name, num_classes=6, dim=8, **options)
 
     def test_similarities_are_cosines_whatever_the_length(self, name: str) -> None:
         loss = self.build(name)
@@ -135,7 +144,7 @@ class TestEveryLoss:
 
     @pytest.mark.parametrize("sign", [1.0, -1.0])
     def test_the_worst_embeddings_stay_finite(self, name: str, sign: float) -> None:
-        loss = self.build(name)
+        loss = self.build(name, **({"scale": 64.0} if name in ("proxy-nca", "soft-triple") else {}))
         labels = torch.arange(6).repeat(20)
         (proxies,) = loss.parameters()
         with torch.no_grad():
@@ -198,3 +207,11 @@ def test_a_loss_of_ones_own_is_one_class_and_one_line(monkeypatch: pytest.Monkey
 def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(CouceError, match=r"did you mean 'proxy-an'.*known: proxy-an, proxy-anchor"):
         build_loss("proxyan", num_classes=2, dim=2)
+
+
+def test_options_reach_the_loss_and_unknown_ones_are_errors() -> None:
+    loss = build_loss("proxy-an", num_classes=2, dim=2, alpha=16.0)
+    assert isinstance(loss, ProxyAN)
+    assert loss.alpha == 16
+    with pytest.raises(CouceError, match=r"did you mean 'alpha'.*known: alpha, delta"):
+        build_loss("proxy-an", num_classes=2, dim=2, alfa=1.0)

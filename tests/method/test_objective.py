@@ -122,20 +122,33 @@ def test_both_branches_add_up() -> None:
     torch.testing.assert_close(couce(m, LABELS, m_tilde).parts["orth"], expected)
 
 
-def test_l2_invariance_is_the_mean_squared_distance_of_unit_embeddings() -> None:
+@pytest.mark.parametrize("branches", ["clean", "both"])
+def test_hard_mode_compares_like_with_like(branches: str) -> None:
+    """Two equal views are invariant, whatever is projected away from them."""
+    m, _ = views()
+    parts = objective(odba={"mode": "hard", "branches": branches})(m, LABELS, m.clone()).parts
+    assert parts["inv"].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_l2_invariance_is_the_mean_squared_error_of_the_embeddings() -> None:
     m, m_tilde = views()
-    expected = (F.normalize(m) - F.normalize(m_tilde)).norm(dim=1).square().mean()
+    squares = [
+        (a - b) ** 2 for a, b in zip(m.flatten().tolist(), m_tilde.flatten().tolist(), strict=True)
+    ]
     actual = evaluate(objective(msrci={"invariance": "l2"})).parts["inv"]
-    torch.testing.assert_close(actual, expected)
+    assert actual.item() == pytest.approx(sum(squares) / len(squares))
 
 
-def test_stop_gradient_changes_the_gradient_not_the_value() -> None:
-    gradients = []
+@pytest.mark.parametrize("invariance", ["kl", "l2"])
+def test_stop_gradient_changes_the_gradient_not_the_value(invariance: str) -> None:
+    gradients, values = [], []
     for stop in (True, False):
-        couce = objective(msrci={"stop_gradient": stop, "weight": 1.0})
+        couce = objective(msrci={"stop_gradient": stop, "weight": 1.0, "invariance": invariance})
         m, m_tilde = (view.requires_grad_() for view in views())
         out = couce(m, LABELS, m_tilde)
+        values.append(out.parts["inv"].item())
         gradients.append(torch.autograd.grad(out.total, m_tilde)[0])
+    assert values[0] == pytest.approx(values[1])
     assert not torch.allclose(gradients[0], gradients[1])
 
 
@@ -169,7 +182,7 @@ def test_half_precision_embeddings_under_autocast_are_computed_in_float32() -> N
     m, m_tilde = (view.bfloat16() for view in views())
     expected = objective()(m.float(), LABELS, m_tilde.float()).total
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = objective()(m, LABELS, m_tilde).total
+        actual = objective()(m, LABELS, intervened=m_tilde).total
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected)
 
@@ -189,7 +202,10 @@ def test_a_missing_or_needless_second_view_is_an_error() -> None:
             {"odba": {"capasity": 3}},
             r"'odba.capasity' is unknown \(did you mean 'odba.capacity'\?\)",
         ),
-        ({"obda": {}}, "'obda' is unknown"),
+        ({"obda": {}}, r"'obda' is unknown \(did you mean 'odba'\?\)"),
+        ({"odba": {"threshold": float("nan")}}, "'odba.threshold'.*finite"),
+        ({"odba": {"branches": "both"}, "msrci": {"weight": 0}}, "branches = 'both' needs"),
+        ([1], "valid dictionary"),
         ({"msrci": {"strongest": 1.0}}, "'msrci.strongest'.*less than 1.*got 1.0"),
         ({"odba": {"mode": "medium"}}, "'odba.mode'.*'soft' or 'hard'"),
         ({"covariance": {"weight": -1}}, "'covariance.weight'"),

@@ -265,13 +265,47 @@ def test_state_survives_saving() -> None:
         assert torch.equal(value, second.state_dict()[name]), name
 
 
-def test_gathered_batch_equals_one_process() -> None:
-    """Two ranks that are given the gathered batch hold what one process with all of it holds."""
-    x, labels = batch(8)
-    one, rank = ODBA(6).double(), ODBA(6).double()
-    one.update(x, labels)
-    rank.update(torch.cat([x[:6], x[6:]]), torch.cat([labels[:6], labels[6:]]))
-    assert torch.equal(one.dictionary, rank.dictionary)
+def test_one_class_says_nothing_of_the_variance_between_classes() -> None:
+    """Var_intra / (0 + ε) would be carried in the running ratio for thousands of steps."""
+    odba = ODBA(6).double()
+    odba.update(*batch(0))
+    ratio, filled = odba.ratio.clone(), int(odba.filled)
+    odba.update(batch(1)[0], torch.zeros(12, dtype=torch.long))
+    assert torch.equal(odba.ratio, ratio)
+    assert int(odba.filled) == filled + 12  # enqueued by the gate there is
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_row_that_is_not_finite_is_left_out(bad: float) -> None:
+    x, labels = batch(0)
+    spoilt = torch.cat([x, torch.full((1, 6), bad, dtype=torch.float64)])
+    clean, odba = ODBA(6).double(), ODBA(6).double()
+    clean.update(x, labels)
+    odba.update(spoilt, torch.cat([labels, labels[:1]]))
+    for name, value in clean.state_dict().items():
+        assert torch.equal(value, odba.state_dict()[name]), name
+
+
+def test_half_precision_is_computed_in_full() -> None:
+    odba = ODBA(6)
+    x = torch.randn(8, 6, dtype=torch.bfloat16)
+    assert odba.loss(x.half()) == 0  # an empty dictionary: ε must not underflow
+    odba.update(x, torch.arange(8) // 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, z = odba.loss(x), odba.attend(x)
+    assert loss.dtype == z.dtype == torch.float32
+    torch.testing.assert_close(loss, odba.loss(x.float()))
+
+
+def test_two_forward_passes_may_precede_a_backward_pass() -> None:
+    odba = ODBA(6, detach=False)
+    x = torch.randn(8, 6, requires_grad=True)
+    total = torch.zeros(())
+    for _ in range(2):
+        odba.update(x, torch.arange(8) // 2)
+        total = total + odba.loss(x)
+    total.backward()
+    assert x.grad is not None
 
 
 @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"momentum": 1.5}, {"attention": "both"}])

@@ -66,11 +66,16 @@ def test_writing_twice_writes_once_and_another_recipe_anew(tmp_path: Path) -> No
     assert len(sorted(folder.rglob("*.png"))) == 64
 
 
-def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "holiday.png").write_bytes(b"dear")
+@pytest.mark.parametrize("recipe", [None, "", '{"cake": 1}', "[]"])
+def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, recipe: str | None) -> None:
+    for folder in ("train", "test"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "train" / "holiday.png").write_bytes(b"dear")
+    if recipe is not None:
+        (tmp_path / "recipe.json").write_text(recipe)
     with pytest.raises(CouceError, match="is not a demo set; name another folder"):
         write_demo(tmp_path)
-    assert (tmp_path / "holiday.png").read_bytes() == b"dear"
+    assert (tmp_path / "train" / "holiday.png").read_bytes() == b"dear"
 
 
 def test_the_command_runs_the_road(tmp_path: Path) -> None:

@@ -84,11 +84,12 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
     A demo set of another recipe is replaced; a folder that is anything else is left alone.
     """
     recipe = {"confounding": confounding, "per_class": per_class, "seed": seed}
-    known = folder / "recipe.json"
-    if known.exists() and json.loads(known.read_text()) == recipe:
-        return folder
-    if folder.exists() and not known.exists():
-        raise CouceError(f"{folder} exists and is not a demo set; name another folder")
+    if folder.exists():
+        found = _recipe(folder)
+        if found == recipe:
+            return folder
+        if found is None or found.keys() != recipe.keys():
+            raise CouceError(f"{folder} exists and is not a demo set; name another folder")
     part = folder.with_name(f"{folder.name}.part")  # it gets its name when it is complete
     shutil.rmtree(part, ignore_errors=True)
     for number, example in enumerate(examples(confounding, per_class, seed)):
@@ -99,6 +100,17 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return folder
+
+
+def _recipe(folder: Path) -> dict[str, float] | None:
+    """What the demo set in ``folder`` was drawn by; None if it is anything else."""
+    if {path.name for path in folder.iterdir()} != {"recipe.json", "train", "test"}:
+        return None
+    try:
+        recipe = json.loads((folder / "recipe.json").read_text())
+    except ValueError:
+        return None
+    return recipe if isinstance(recipe, dict) else None
 
 
 # Things: each is drawn in unit coordinates as a body, which takes the markings, and details.
