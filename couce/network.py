@@ -1,5 +1,6 @@
 """The embedding network: backbone, pooling, one linear head."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from couce.backbones import Backbone
 from couce.backbones.batchnorm import two_views
 from couce.errors import unknown_name
-from couce.method.msrci import MSRCI
+from couce.preprocess import Preprocess
 
 Pooling = Literal["avg", "avg+max"]
 
@@ -37,18 +38,18 @@ class EmbeddingNetwork(nn.Module):
     def views(
         self,
         images: Tensor,
-        intervention: MSRCI | None,
-        generator: torch.Generator | None = None,
+        intervention: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Clean and intervened embeddings (m, m̃); stage2 sees both as one batch of 2N.
 
-        Without an intervention there is no second view: (m, None).
+        ``intervention`` (an MSRCI) changes the feature map between the stages. Without one there is
+        no second view: (m, None).
         """
         if intervention is None:
             return self(images), None
         clean = self.backbone.stage1(images)  # (N, C, H', W')
         with two_views(self.backbone.stage2):
-            features = self.backbone.stage2(torch.cat([clean, intervention(clean, generator)]))
+            features = self.backbone.stage2(torch.cat([clean, intervention(clean)]))
         m, m_tilde = self._embed(features).chunk(2)
         return m, m_tilde
 
@@ -57,3 +58,26 @@ class EmbeddingNetwork(nn.Module):
         if self.pooling == "avg+max":
             pooled = pooled + features.amax(dim=(2, 3))
         return self.head(pooled)
+
+
+class Normalise(nn.Module):
+    """uint8 RGB pixels (N, H, W, 3) to what the backbone was trained on, (N, 3, H, W).
+
+    The same as :meth:`Preprocess.normalise`, on the device and as part of a graph.
+    """
+
+    gain: Tensor  # (3, 1, 1)
+    offset: Tensor  # (3, 1, 1)
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        super().__init__()
+        std = torch.tensor(preprocess.std)
+        self.flip = preprocess.channels == "BGR"
+        self.register_buffer("gain", (preprocess.scale / 255 / std).view(3, 1, 1))
+        self.register_buffer("offset", (torch.tensor(preprocess.mean) / std).view(3, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        # A permuted NHWC tensor is NCHW in channels-last layout already: nothing is moved.
+        images = pixels.permute(0, 3, 1, 2)
+        images = images.flip(1) if self.flip else images
+        return images * self.gain - self.offset

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from couce.precision import at_least_float32
 
 
 class TwoViewBatchNorm2d(nn.BatchNorm2d):
@@ -13,19 +17,63 @@ class TwoViewBatchNorm2d(nn.BatchNorm2d):
 
     Inside :func:`two_views` and in training mode, each half is normalised by its own statistics, as
     two passes would do, and only the clean half reaches the running ones: the model that is
-    exported is the clean model. Anywhere else it is a plain BatchNorm2d.
+    exported is the clean model. With several processes the statistics are those of the whole
+    batch. Anywhere else it is a plain BatchNorm2d.
     """
 
     two_views = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and self.two_views):
+        if not self.training:
             return super().forward(x)
+        if not self.two_views:
+            return self._normalise(x, clean=True)
         clean, intervened = x.chunk(2)
-        normalised = F.batch_norm(
-            intervened, None, None, self.weight, self.bias, training=True, eps=self.eps
+        return torch.cat(
+            [self._normalise(clean, clean=True), self._normalise(intervened, clean=False)]
         )
-        return torch.cat([super().forward(clean), normalised])
+
+    def _normalise(self, x: Tensor, clean: bool) -> Tensor:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            return self._across_processes(x, clean)
+        if clean:
+            return super().forward(x)
+        return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+
+    def _across_processes(self, x: Tensor, clean: bool) -> Tensor:
+        """torch's SyncBatchNorm does this on GPUs only, and knows nothing of two views."""
+        wide = at_least_float32(x)
+        count = x.numel() // x.shape[1] * dist.get_world_size()
+        mean = _SumOfProcesses.apply(wide.sum(dim=(0, 2, 3))) / count  # (C,)
+        centred = wide - mean.view(1, -1, 1, 1)
+        variance = _SumOfProcesses.apply(centred.square().sum(dim=(0, 2, 3))) / count
+        if clean:
+            assert self.running_mean is not None  # noqa: S101 (for the type checker)
+            assert self.running_var is not None  # noqa: S101
+            assert self.num_batches_tracked is not None  # noqa: S101
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum or 0.0)
+                unbiased = variance * count / max(count - 1, 1)
+                self.running_var.lerp_(unbiased.to(self.running_var), self.momentum or 0.0)
+                self.num_batches_tracked.add_(1)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
+
+
+class _SumOfProcesses(torch.autograd.Function):
+    """The sum over processes, on each of them; so is its gradient."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from torch import nn
-from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
 
 from couce.backbones.base import BackboneSpec, Point
 from couce.backbones.batchnorm import TwoViewBatchNorm2d
@@ -11,11 +10,11 @@ from couce.preprocess import IMAGENET
 
 
 def _build() -> Mapping[str, nn.Module]:
+    from torchvision.models import mobilenet_v2  # takes seconds to import: not before it is needed
+
     features = mobilenet_v2(norm_layer=TwoViewBatchNorm2d).features
     return {f"features.{name}": layer for name, layer in features.named_children()}
 
-
-_URL = MobileNet_V2_Weights.IMAGENET1K_V1.url
 
 MOBILENET_V2 = BackboneSpec(
     build=_build,
@@ -27,6 +26,7 @@ MOBILENET_V2 = BackboneSpec(
     },
     default_split="features.13",
     preprocess=IMAGENET,
-    weights=(_URL, _URL.rpartition("-")[2].removesuffix(".pth")),
+    # torchvision's IMAGENET1K_V1.
+    weights=("https://download.pytorch.org/models/mobilenet_v2-b0353104.pth", "b0353104"),
     classifier="classifier.",
 )

@@ -1,19 +1,20 @@
 """ResNet (He et al., CVPR 2016) from torchvision."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from torch import nn
-from torchvision.models import ResNet18_Weights, ResNet50_Weights, resnet18, resnet50
 
 from couce.backbones.base import BackboneSpec, Point
 from couce.backbones.batchnorm import TwoViewBatchNorm2d
 from couce.preprocess import IMAGENET
 
 
-def _spec(constructor: Callable[..., Any], weights: Any, expansion: int) -> BackboneSpec:
+def _spec(name: str, sha256: str, expansion: int) -> BackboneSpec:
     def build() -> Mapping[str, nn.Module]:
-        layers = dict(constructor(norm_layer=TwoViewBatchNorm2d).named_children())
+        # Imported here: torchvision takes seconds to import, and not every run needs it.
+        from torchvision import models
+
+        layers = dict(getattr(models, name)(norm_layer=TwoViewBatchNorm2d).named_children())
         del layers["avgpool"], layers["fc"]
         return layers
 
@@ -26,12 +27,11 @@ def _spec(constructor: Callable[..., Any], weights: Any, expansion: int) -> Back
         },
         default_split="layer3",
         preprocess=IMAGENET,
-        # torchvision ends the file's name with the start of its sha256.
-        weights=(weights.url, weights.url.rpartition("-")[2].removesuffix(".pth")),
+        weights=(f"https://download.pytorch.org/models/{name}-{sha256}.pth", sha256),
         classifier="fc.",
     )
 
 
-# V1: the weights that the metric-learning literature starts from.
-RESNET50 = _spec(resnet50, ResNet50_Weights.IMAGENET1K_V1, expansion=4)
-RESNET18 = _spec(resnet18, ResNet18_Weights.IMAGENET1K_V1, expansion=1)
+# torchvision's IMAGENET1K_V1: the weights that the metric-learning literature starts from.
+RESNET50 = _spec("resnet50", "0676ba61", expansion=4)
+RESNET18 = _spec("resnet18", "f37072fd", expansion=1)

@@ -6,8 +6,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from couce import __version__
+from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
+from couce.cli.evaluate import evaluate
+from couce.cli.train import train
 from couce.errors import CouceError
 
 app = typer.Typer(
@@ -20,6 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(train)
+app.command()(evaluate)
+app.add_typer(data, name="data")
 app.command()(doctor)
 
 

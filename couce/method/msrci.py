@@ -66,18 +66,25 @@ class MSRCI(nn.Module):
 
     def forward(self, feature_map: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The intervened copy of ``feature_map`` (N, C, H, W), in its own type and layout."""
-        gains = self._draw(feature_map, generator)[..., self._ring_of_bins(feature_map)]
-        return _Filter.apply(feature_map, gains)
+        samples, channels = feature_map.shape[:2]
+        return self.apply_factors(feature_map, self.draw(samples, channels, generator))
 
-    def _draw(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One factor for each ring: (N or 1, C or 1, S)."""
-        samples = 1 if self.scope == "batch" else x.shape[0]
-        channels = x.shape[1] if self.scope == "channel" else 1
-        shape = (samples, channels, len(self.gammas))
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        device = x.device if generator is None else generator.device
-        delta = 2 * torch.rand(shape, generator=generator, dtype=dtype, device=device) - 1
-        return (1 + delta * torch.tensor(self.gammas, dtype=dtype, device=device)).to(x.device)
+    def draw(self, samples: int, channels: int, generator: torch.Generator | None = None) -> Tensor:
+        """Random factors 1 + γ_s·Δ_s, one for each ring of what shares a draw: (N or 1, C or 1, S)."""
+        shape = (
+            1 if self.scope == "batch" else samples,
+            channels if self.scope == "channel" else 1,
+            len(self.gammas),
+        )
+        device = None if generator is None else generator.device
+        delta = 2 * torch.rand(shape, generator=generator, dtype=torch.float64, device=device) - 1
+        return 1 + delta * torch.tensor(self.gammas, dtype=torch.float64, device=device)
+
+    def apply_factors(self, feature_map: Tensor, factors: Tensor) -> Tensor:
+        """The map with the rings of its spectrum multiplied by ``factors`` of :meth:`draw`."""
+        dtype = torch.float64 if feature_map.dtype == torch.float64 else torch.float32
+        gains = factors.to(feature_map.device, dtype)[..., self._ring_of_bins(feature_map)]
+        return _Filter.apply(feature_map, gains)
 
     def _ring_of_bins(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]

@@ -246,6 +246,17 @@ def test_a_download_with_the_wrong_hash_is_not_kept(
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 
 
+def test_public_weights_are_torchvision_s() -> None:
+    from torchvision.models import MobileNet_V2_Weights, ResNet18_Weights, ResNet50_Weights
+
+    for name, weights in (
+        ("resnet50", ResNet50_Weights.IMAGENET1K_V1),
+        ("resnet18", ResNet18_Weights.IMAGENET1K_V1),
+        ("mobilenet_v2", MobileNet_V2_Weights.IMAGENET1K_V1),
+    ):
+        assert BACKBONES[name].weights == (weights.url, weights.url[-12:-4])
+
+
 def test_public_weights_are_named_with_their_hash() -> None:
     hashes = {name: spec.weights and spec.weights[1] for name, spec in BACKBONES.items()}
     assert hashes == {

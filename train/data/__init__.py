@@ -1,1 +1,65 @@
-"""Data sets."""
+"""Data sets by name; any other name is a path to a tree of class folders or a CSV list."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from couce.errors import CouceError, unknown_name
+from couce.train.data import cars, cub, folder, sop
+from couce.train.data.base import Counts, DataSet, Item, Split
+from couce.train.data.demo import write_demo
+
+__all__ = ["DATASETS", "Counts", "DataSet", "Item", "Source", "Split", "open_dataset"]
+
+
+class Source(NamedTuple):
+    """A known set: how to read it, and how many classes and images its halves must have."""
+
+    read: Callable[[Path], list[Item]]
+    counts: dict[str, Counts]
+
+
+DATASETS: dict[str, Source] = {
+    "cub": Source(cub.read, cub.COUNTS),
+    "cars": Source(cars.read, cars.COUNTS),
+    "sop": Source(sop.read, sop.COUNTS),
+}
+
+
+def open_dataset(
+    name: str,
+    root: Path | None = None,
+    train_classes: int | None = None,
+    confounding: float = 0.9,
+) -> DataSet:
+    """The set of that name, from ``root`` (``data/NAME`` unless said), or the tree at a path.
+
+    ``demo`` is drawn if no ``root`` is given. Nothing is opened yet but lists and folders.
+    """
+    if name == "demo":
+        target = root or Path("data") / f"demo-{confounding:g}"
+        if root is None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_demo(target, confounding)
+        return DataSet.of(name, target, folder.read(target))
+    if name in DATASETS:
+        target = root or Path("data") / name
+        return DataSet.of(name, target, DATASETS[name].read(target))
+    path = root or Path(name)
+    if not path.exists():
+        raise unknown_name("data set, and no folder or file,", name, ["demo", *DATASETS])
+    return DataSet.of(path.name, path, folder.read(path, train_classes))
+
+
+def check_counts(data: DataSet) -> None:
+    """Refuses a known set of which anything is missing, since its figures could not be compared."""
+    if data.name not in DATASETS:
+        return
+    for half, expected in DATASETS[data.name].counts.items():
+        found = (data.train if half == "train" else data.test).counts
+        if found != expected:
+            raise CouceError(
+                f"the {half} half of {data.name} in {data.root} has {found}, but {expected} were"
+                f" published; `couce data check {data.name}` lists what is wrong,"
+                " --allow-missing trains all the same"
+            )

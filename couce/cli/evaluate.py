@@ -1,0 +1,30 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A checkpoint (.pt), or embeddings (.npz).")],
+    dataset: Annotated[str, typer.Argument(help="The set whose test half is searched.")] = "demo",
+    data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
+    train_classes: Annotated[
+        int | None, typer.Option(help="Of a folder without halves: how many classes train.")
+    ] = None,
+    confounding: Annotated[float, typer.Option(min=0, max=1, help="Of the demo set.")] = 0.9,
+    out: Annotated[Path | None, typer.Option(help="Where to write the metrics as JSON.")] = None,
+) -> None:
+    """Measure retrieval on a test half."""
+    import json
+
+    from rich.console import Console
+
+    from couce.train.command import metrics_table
+    from couce.train.measure import measure_file
+
+    metrics = measure_file(model, dataset, data, train_classes, confounding)
+    console = Console(highlight=False, markup=False)
+    console.print(metrics_table({model.name: metrics}))
+    target = out or model.with_suffix(".metrics.json")
+    target.write_text(json.dumps(metrics, indent=2) + "\n")
+    console.print(f"Written to {target}.", soft_wrap=True)

@@ -1,0 +1,300 @@
+"""Training for real: killed and resumed, in two processes, on broken input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from couce.errors import CouceError
+from couce.train import checkpoint
+from couce.train.data.demo import write_demo
+from couce.train.session import Data, train
+from couce.train.settings import resolve
+
+# Small enough for a second an epoch, whole enough to have every part of the method.
+SMALL = {"dim": 16, "batch_classes": 6, "batch_images": 2, "epochs": 3, "evaluate_every": 1}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo(tmp_path_factory.mktemp("data") / "demo", per_class=3)
+
+
+def arguments(pictures: Path, out: Path, **settings: Any) -> list[str]:
+    chosen = [f"--set={key}={value}" for key, value in {**SMALL, **settings}.items()]
+    return ["-m", "couce", "train", "demo", "--data", str(pictures), "--out", str(out), *chosen]
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def tensors(content: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint by their place in it."""
+    if isinstance(content, torch.Tensor):
+        return {name: content}
+    pairs = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
+    found: dict[str, torch.Tensor] = {}
+    for key, value in pairs:
+        found |= tensors(value, f"{name}/{key}")
+    return found
+
+
+def test_a_run_folder_holds_everything(pictures: Path, tmp_path: Path) -> None:
+    done = run([sys.executable, *arguments(pictures, tmp_path / "run")])
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    assert {p.name for p in folder.iterdir()} >= {
+        "best.pt",
+        "config.toml",
+        "environment.json",
+        "last.pt",
+        "log.jsonl",
+        "result.json",
+    }
+    assert list(folder.glob("events.out.tfevents.*"))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert set(lines[0]["parts"]) == {"dml", "orth", "inv", "cov"}
+    result = json.loads((folder / "result.json").read_text())
+    assert result["choice"] == "test R@1, as the field does"
+    assert result["last"]["epoch"] == 3
+    best = max(line["metrics"]["R@1"] for line in lines)
+    assert result["best"]["metrics"]["R@1"] == pytest.approx(best)
+    assert done.stdout.splitlines()[-1].startswith("Next: couce evaluate")
+
+    # The evaluation of the checkpoint is the one at the end of the run.
+    out = folder / "again.json"
+    command = [
+        "-m",
+        "couce",
+        "evaluate",
+        str(folder / "best.pt"),
+        "demo",
+        "--data",
+        str(pictures),
+        "--out",
+        str(out),
+    ]
+    assert run([sys.executable, *command]).returncode == 0
+    assert json.loads(out.read_text()) == pytest.approx(result["best"]["metrics"])
+
+
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
+    pictures: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run([sys.executable, *arguments(pictures, whole)]).returncode == 0
+
+    for wait_for in (1, 2):  # killed somewhere after each of these epochs
+        command = [sys.executable, *arguments(pictures, killed)]
+        if killed.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "couce",
+                "train",
+                "demo",
+                "--data",
+                str(pictures),
+                "--resume",
+                str(killed),
+            ]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            deadline = time.monotonic() + 120
+            while _epochs(killed) < wait_for and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(0.1 * wait_for)
+            process.send_signal(signal.SIGKILL)
+    assert 1 <= _epochs(killed) < 3
+    command = ["-m", "couce", "train", "demo", "--data", str(pictures), "--resume", str(killed)]
+    done = run([sys.executable, *command])
+    assert done.returncode == 0, done.stderr
+
+    one, other = (checkpoint.load(folder / "last.pt") for folder in (whole, killed))
+    assert other["epoch"] == 3
+    expected, actual = tensors(one), tensors(other)
+    assert len(expected) > 100
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, actual[name]), name
+
+
+def _epochs(folder: Path) -> int:
+    path = folder / "log.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("statistics", "dtype", "tolerance"), [("true", "float32", 1e-4), ("false", "float64", 1e-9)]
+)
+def test_two_processes_equal_one(
+    pictures: Path, tmp_path: Path, statistics: str, dtype: str, tolerance: float
+) -> None:
+    """The same global batch: 24 steps, the same losses and weights.
+
+    With free BatchNorm on twelve images, float32's rounding turns a ReLU or two over and grows from
+    there. In float64 it does not, and what the two processes compute is seen to be the same.
+    """
+    options = {
+        "freeze_statistics": statistics,
+        "epochs": 3,  # of 8 steps each
+        "evaluate_every": 3,
+        "lr": 1e-4,
+        "proxy_lr": 1e-3,
+    }
+    one, two = tmp_path / "one", tmp_path / "two"
+    script = tmp_path / "couce_in_dtype.py"
+    script.write_text(
+        f"import torch; torch.set_default_dtype(torch.{dtype})\nfrom couce.cli import main; main()"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    for python, folder in (([sys.executable], one), (torchrun, two)):
+        command = [*python, str(script), *arguments(pictures, folder, **options)[2:]]
+        done = run(command, env=environment)
+        assert done.returncode == 0, done.stderr
+
+    logs = [
+        [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        for folder in (one, two)
+    ]
+    assert len(logs[0]) == 3
+    for a, b in zip(*logs, strict=True):
+        assert a["parts"] == pytest.approx(b["parts"], rel=tolerance, abs=tolerance)
+    contents = [checkpoint.load(folder / "last.pt") for folder in (one, two)]
+    for part in ("network", "objective"):
+        for name, value in contents[0][part].items():
+            other = contents[1][part][name]
+            torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def settings(**options: Any) -> Any:
+    return resolve("demo", options={**SMALL, **options})
+
+
+def test_not_finite_stops_with_step_parts_and_checkpoint(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        CouceError, match=r"not finite in epoch 1, step \d+ \(dml .*no epoch was complete"
+    ):
+        train(Data("demo", pictures), settings(lr=1e30, proxy_lr=1e30), tmp_path / "run")
+
+
+def test_dead_images_do_not_stop_a_run(tmp_path: Path) -> None:
+    folder = write_demo(tmp_path / "demo", per_class=3)
+    for victim in list(folder.rglob("*.png"))[::40]:
+        victim.write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="left out: .* is not an image"):
+        result = train(Data("demo", folder), settings(epochs=1), tmp_path / "run")
+    assert np.isfinite(result["last"]["metrics"]["R@1"])
+
+
+def test_held_out_classes_choose_the_best(pictures: Path, tmp_path: Path) -> None:
+    result = train(Data("demo", pictures), settings(validate_classes=0.25), tmp_path / "run")
+    assert result["choice"] == "R@1 of held-out classes"
+    content = checkpoint.load(tmp_path / "run" / "last.pt")
+    assert len(content["classes"]) == 24
+    assert len(content["objective"]["loss.proxies"]) == 24
+
+
+def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
+    changed = {}
+    for name, options in (("warm-up", {"warmup": 1}), ("stage1", {"freeze": "stage1"})):
+        train(Data("demo", pictures), settings(epochs=1, **options), tmp_path / name)
+        after = checkpoint.load(tmp_path / name / "last.pt")["network"]
+        from couce.train.evaluate import build_network
+
+        torch.manual_seed(0)
+        before = build_network(settings())[0].state_dict()
+        changed[name] = {
+            key.split(".")[1] if key.startswith("backbone") else "head"
+            for key in before
+            if "running" not in key
+            and "tracked" not in key
+            and not torch.equal(before[key], after[key])
+        }
+    assert changed == {"warm-up": {"head"}, "stage1": {"stage2", "head"}}
+
+
+def test_caches_change_nothing(pictures: Path, tmp_path: Path) -> None:
+    weights: list[torch.Tensor] = []
+    for cache in ("none", "ram", "disk", "disk"):  # the second time from what the first wrote
+        folder = tmp_path / f"run-{len(weights)}"
+        train(Data("demo", pictures), settings(epochs=1, cache=cache, workers=2), folder)
+        weights.append(checkpoint.load(folder / "last.pt")["network"]["head.weight"])
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+def test_a_full_disk_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, {"epoch": 1})
+
+    class Full:
+        def __reduce__(self) -> Any:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(CouceError, match=r"No space left on device.*the one of before is unharmed"):
+        checkpoint.save(path, {"epoch": Full()})
+    assert checkpoint.load(path)["epoch"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "odba.capasity=3"], "did you mean 'odba.capacity'"),
+        (["--set", "odba.capacity"], "key=value"),
+        (["--backbone", "resnet51"], "did you mean 'resnet50'"),
+        (["--method", "all"], "known: base, odba, msrci, couce"),
+        (["--preset", "gpu"], "known: paper, cpu"),
+        (["--device", "cuda"], "couce doctor"),
+        (["--config", "absent.toml"], "absent.toml cannot be read"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        (["--loss", "arcface"], "known: proxy-an"),
+        (["--validate-classes", "0.99"], "too few"),
+    ],
+)
+def test_wrong_calls_are_sentences(
+    options: list[str], words: str, pictures: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "couce", "train", "demo", "--data", str(pictures), *options]
+    done = run(command, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return print, ("executed",)
+
+    torch.save({"format": 1, "network": Hostile()}, tmp_path / "evil.pt")
+    Image.new("RGB", (1, 1)).save(tmp_path / "picture.png")
+    for path in ("evil.pt", "absent.pt", "picture.png"):
+        with pytest.raises(CouceError):
+            checkpoint.load(tmp_path / path)

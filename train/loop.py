@@ -1,0 +1,225 @@
+"""The training loop, single device and torchrun alike.
+
+What a step does follows from the weights, the seed, the epoch and the step alone: which images, cropped
+where, intervened on how. So a run that was killed goes on from its last complete epoch and ends
+with the weights of one that was not.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from couce.errors import CouceError
+from couce.losses import build_loss
+from couce.method import CouCE
+from couce.method.msrci import MSRCI
+from couce.network import EmbeddingNetwork, Normalise
+from couce.train import checkpoint
+from couce.train.batches import balanced_epoch, training_batches
+from couce.train.evaluate import build_network, measure
+from couce.train.images import ImageStore
+from couce.train.processes import Processes
+from couce.train.settings import TrainSettings
+
+
+class Step(NamedTuple):
+    epoch: int  # from 1
+    step: int  # from 1
+    steps: int  # of this epoch
+    images: int
+    total: float
+    parts: dict[str, float]
+
+
+class Epoch(NamedTuple):
+    epoch: int  # from 1
+    lr: float
+    parts: dict[str, float]  # means over the epoch
+    metrics: dict[str, float]  # of the classes that choose the best; empty if not evaluated
+    best: bool  # whether this is the best so far
+
+
+class Run:
+    """Everything that a checkpoint holds, and the loop over it."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        train: ImageStore,
+        chooser: ImageStore,
+        folder: Path,
+        processes: Processes,
+    ) -> None:
+        self.settings, self.train, self.chooser = settings, train, chooser
+        self.folder, self.processes = folder, processes
+        self.device = processes.device(settings.device)
+        torch.manual_seed(settings.seed)
+        self.network, _ = build_network(settings)
+        self.network.to(self.device).to(memory_format=torch.channels_last)
+        self.views = Views(self.network)
+        classes = len(train.split.names)
+        loss = build_loss(settings.loss, classes, settings.dim, **settings.loss_options)
+        self.objective = CouCE(loss, settings).to(self.device)
+        groups: list[dict[str, Any]] = [
+            {"params": list(self.network.parameters()), "weight_decay": settings.weight_decay},
+            {"params": list(self.objective.parameters())},
+        ]
+        self.optimiser = torch.optim.Adam(groups)
+        self.half = _half_type(self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half == torch.float16)
+        self.epoch = 0  # how many are complete
+        self.best = {"epoch": 0, "R@1": -1.0}
+
+    def __iter__(self) -> Iterator[Step | Epoch]:
+        """Trains from the first incomplete epoch to the last, telling of each step and epoch."""
+        settings, labels = self.settings, self.train.split.labels
+        normalise = Normalise(self.train.preprocess).to(self.device)
+        for epoch in range(self.epoch, settings.epochs):
+            views = self._prepare(epoch)
+            plan = balanced_epoch(
+                labels, settings.batch_classes, settings.batch_images, settings.seed, epoch
+            )
+            share = self.processes.share(len(plan[0]))
+            batches = training_batches(self.train, labels, plan, settings.seed, epoch, share)
+            sums: dict[str, float] = {}
+            for step, batch in enumerate(batches):
+                factors = self._factors(len(plan[step]), epoch, step, share)
+                with torch.autocast(self.device.type, self.half, enabled=self.half is not None):
+                    m, m_tilde = views(normalise(self._moved(batch.pixels)), factors)
+                gather = self.processes.gather
+                total, parts = self.objective(
+                    gather(m),
+                    gather(self._moved(batch.labels)),
+                    None if m_tilde is None else gather(m_tilde),
+                )
+                values = {name: part.item() for name, part in parts.items()}
+                if not math.isfinite(total.item()):
+                    raise CouceError(self._not_finite(epoch, step, values))
+                self.optimiser.zero_grad(set_to_none=True)
+                self.scaler.scale(total).backward()
+                self.scaler.unscale_(self.optimiser)
+                for group in self.optimiser.param_groups:
+                    nn.utils.clip_grad_value_(group["params"], settings.clip)
+                self.scaler.step(self.optimiser)
+                self.scaler.update()
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + value / len(plan)
+                yield Step(epoch + 1, step + 1, len(plan), len(plan[step]), total.item(), values)
+            self.epoch = epoch + 1
+            yield self._finish(sums)
+
+    def _prepare(self, epoch: int) -> nn.Module:
+        """Rates, what learns and what is frozen in this epoch."""
+        settings, backbone = self.settings, self.network.backbone
+        decay = settings.lr_gamma ** (epoch // settings.lr_step)
+        for group, rate in zip(
+            self.optimiser.param_groups, (settings.lr, settings.proxy_lr), strict=True
+        ):
+            group["lr"] = rate * decay
+        backbone.requires_grad_(epoch >= settings.warmup)
+        if settings.freeze == "stage1":
+            backbone.stage1.requires_grad_(False)
+        self.network.train()
+        self.objective.train()
+        if settings.freeze == "stage1":
+            backbone.stage1.eval()
+        if settings.freeze_statistics:
+            backbone.eval()  # BatchNorm is all that differs
+        self.views.intervention = self.objective.intervention
+        views: nn.Module = self.views
+        if self.processes.count > 1:
+            views = DistributedDataParallel(self.views)
+        return torch.compile(views) if settings.compile else views  # type: ignore[return-value]
+
+    def _factors(self, batch: int, epoch: int, step: int, share: slice) -> Tensor | None:
+        """MSRCI's draw for the whole batch, of which each process takes its share."""
+        msrci = self.objective.intervention
+        if msrci is None:
+            return None
+        seeds = np.random.SeedSequence((self.settings.seed, epoch, 2, step))
+        generator = torch.Generator().manual_seed(int(seeds.generate_state(1)[0]))
+        factors = msrci.draw(batch, self.network.backbone.split_channels, generator)
+        return (factors if len(factors) == 1 else factors[share]).to(self.device)
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def _finish(self, parts: dict[str, float]) -> Epoch:
+        """Evaluates and saves. The leading process does both, the others wait for it."""
+        metrics: dict[str, float] = {}
+        best = False
+        if self.processes.leads:
+            every = self.settings.evaluate_every
+            if self.epoch % every == 0 or self.epoch == self.settings.epochs:
+                metrics = measure(self.network, self.chooser, self.device)
+                best = metrics["R@1"] > self.best["R@1"]
+            if best:
+                self.best = {"epoch": self.epoch, **metrics}
+                checkpoint.save(self.folder / "best.pt", self.state(metrics))
+            checkpoint.save(self.folder / "last.pt", self.state(metrics))
+        self.processes.wait()
+        return Epoch(self.epoch, self.optimiser.param_groups[0]["lr"], parts, metrics, best)
+
+    def state(self, metrics: dict[str, float]) -> dict[str, Any]:
+        return {
+            "settings": self.settings.model_dump(mode="json"),
+            "classes": list(self.train.split.names),
+            "epoch": self.epoch,
+            "metrics": metrics,
+            "best": self.best,
+            "network": self.network.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def resume(self, content: dict[str, Any]) -> None:
+        """Goes on from what :meth:`state` gave."""
+        if content["classes"] != list(self.train.split.names):
+            raise CouceError("the checkpoint was trained on other classes than this data set has")
+        self.network.load_state_dict(content["network"])
+        self.objective.load_state_dict(content["objective"])
+        self.optimiser.load_state_dict(content["optimiser"])
+        self.scaler.load_state_dict(content["scaler"])
+        self.epoch, self.best = content["epoch"], content["best"]
+
+    def _not_finite(self, epoch: int, step: int, parts: dict[str, float]) -> str:
+        last = self.folder / "last.pt"
+        listed = ", ".join(f"{name} {value:g}" for name, value in parts.items())
+        kept = f"the last good checkpoint is {last}" if last.exists() else "no epoch was complete"
+        return (
+            f"the loss is not finite in epoch {epoch + 1}, step {step + 1} ({listed}); {kept};"
+            " lower lr or proxy_lr"
+        )
+
+
+class Views(nn.Module):
+    """Both views of a batch in one ``forward``, which is what DistributedDataParallel watches."""
+
+    def __init__(self, network: EmbeddingNetwork) -> None:
+        super().__init__()
+        self.network = network
+        self.intervention: MSRCI | None = None
+
+    def forward(self, images: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        msrci = self.intervention
+        if msrci is None or factors is None:
+            return self.network(images), None
+        return self.network.views(images, lambda maps: msrci.apply_factors(maps, factors))
+
+
+def _half_type(device: torch.device) -> torch.dtype | None:
+    """What autocast uses on CUDA. Never on a CPU: bfloat16 there crashes on some machines."""
+    if device.type != "cuda":
+        return None
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16

@@ -1,0 +1,130 @@
+"""A training from its command to its result: data, run folder, loop, last measurement."""
+
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from couce import __version__
+from couce.errors import CouceError
+from couce.train import checkpoint
+from couce.train.data import check_counts, open_dataset
+from couce.train.data.base import Split
+from couce.train.evaluate import build_network, load_network, measure
+from couce.train.images import ImageStore
+from couce.train.loop import Run, Step
+from couce.train.processes import Processes
+from couce.train.report import Report
+from couce.train.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on."""
+
+    name: str
+    root: Path | None = None
+    train_classes: int | None = None
+    confounding: float = 0.9
+    allow_missing: bool = False
+
+
+def train(
+    data: Data, settings: TrainSettings, folder: Path, resume: bool = False
+) -> dict[str, Any]:
+    """Trains into ``folder`` and returns what was measured of the last and of the best epoch."""
+    processes = Processes()
+    try:
+        return _train(data, settings, folder, resume, processes)
+    except torch.cuda.OutOfMemoryError:
+        raise CouceError(
+            "the GPU's memory is full; lower batch_classes or batch_images, or resize and crop"
+        ) from None
+    except KeyboardInterrupt:
+        raise CouceError(
+            f"stopped; go on with `couce train {data.name} --resume {folder}`"
+        ) from None
+    finally:
+        processes.close()
+
+
+def _train(
+    data: Data, settings: TrainSettings, folder: Path, resume: bool, processes: Processes
+) -> dict[str, Any]:
+    with processes.leader_first():  # which draws what the others then find
+        found = open_dataset(data.name, data.root, data.train_classes, data.confounding)
+    if not data.allow_missing:
+        check_counts(found)
+    learning, held_out = _hold_out(found.train, settings)
+    _, preprocess = build_network(settings.model_copy(update={"weights": "none"}))
+
+    def store(split: Split) -> ImageStore:
+        return ImageStore(
+            split, preprocess, settings.cache, folder.parent / "cache", settings.workers
+        )
+
+    test = store(found.test)
+    chooser = test if held_out is None else store(held_out)
+    run = Run(settings, store(learning), chooser, folder, processes)
+    if resume and (folder / "last.pt").exists():
+        run.resume(checkpoint.load(folder / "last.pt"))
+    if not processes.leads:
+        for _ in run:
+            pass
+        return {}
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _describe(folder, data, settings, run)
+    choice = "test R@1, as the field does" if held_out is None else "R@1 of held-out classes"
+    with Report(folder, settings.epochs) as report:
+        report.say(
+            f"{found.name}: {learning.counts} to learn from, {found.test.counts} to test on;"
+            f" the best epoch is chosen by {choice}; writing to {folder}"
+        )
+        for event in run:
+            report.step(event) if isinstance(event, Step) else report.epoch(event)
+    result: dict[str, Any] = {"choice": choice}
+    for name in ("last", "best"):
+        network, _, content = load_network(folder / f"{name}.pt")
+        network.to(run.device).to(memory_format=torch.channels_last)
+        metrics = measure(network, test, run.device, ks=(1, 2, 4, 8))
+        result[name] = {"epoch": content["epoch"], "metrics": metrics}
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _hold_out(train: Split, settings: TrainSettings) -> tuple[Split, Split | None]:
+    """The classes to learn from, and those held out to choose the best epoch by, if any."""
+    if not settings.validate_classes:
+        return train, None
+    classes = len(train.names)
+    count = max(2, round(settings.validate_classes * classes))
+    if classes - count < 2:
+        raise CouceError(f"{classes} training classes are too few to hold {count} of them out")
+    chosen = np.random.default_rng((settings.seed, 3)).choice(classes, count, replace=False)
+    held = np.isin(train.labels, chosen)
+    return train.select(~held), train.select(held)
+
+
+def _describe(folder: Path, data: Data, settings: TrainSettings, run: Run) -> None:
+    """The settings as used, the data and the environment, beside the checkpoints."""
+    (folder / "config.toml").write_text(settings.to_toml())
+    environment = {
+        "command": sys.argv,
+        "data": {key: str(value) for key, value in vars(data).items()},
+        "images": {"train": len(run.train.split.paths), "chooser": len(run.chooser.split.paths)},
+        "device": str(run.device),
+        "processes": run.processes.count,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "couce": __version__,
+        "packages": {n: metadata.version(n) for n in ("torch", "torchvision", "numpy", "pillow")},
+    }
+    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
