@@ -5,11 +5,13 @@
 One step (forward, backward, Adam) of the base loss, + ODBA, + MSRCI and full CouCE, on `tiny` at
 batch 120 and on resnet50 at batch 16 and 224 pixels. The four take turns within one process, in
 another order each turn, so that the machine's noise meets them alike; the ratio is that of the
-medians. The bound of MSRCI is 1 + the share of the base step's floating-point operations that stage2
+medians, of wall-clock time and, beside it, of processor time, which other guests of the machine do
+not take from. The bound of MSRCI is 1 + the share of the base step's floating-point operations that stage2
 repeats. The peak memory is that of a process of its own that does nothing else.
 """
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
@@ -95,25 +97,30 @@ def compare(backbone: str, rounds: int) -> None:
     batch, pixels = CASES[backbone]
     steps = {method: make_step(backbone, method) for method in METHODS}
     share = repeated_share(backbone)
-    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
-    order = list(steps)
+    wall: dict[str, list[float]] = {method: [] for method in METHODS}
+    cpu: dict[str, list[float]] = {method: [] for method in METHODS}
+    # Shuffled, not rotated: what ran before leaves caches and freed memory in its own state.
+    shuffle = random.Random(0).sample  # noqa: S311
     for turn in range(rounds + 1):
-        order = order[1:] + order[:1]
-        for method in order:
-            start = time.perf_counter()
+        for method in shuffle(list(steps), len(steps)):
+            start, start_cpu = time.perf_counter(), time.process_time()
             steps[method]()
             if turn:  # the first turn warms up
-                seconds[method].append(time.perf_counter() - start)
+                wall[method].append(time.perf_counter() - start)
+                cpu[method].append(time.process_time() - start_cpu)
     del steps
     print(f"\n{backbone}, batch {batch}, {pixels} pixels, {rounds} turns")
-    print(f"{'':9}{'ms':>8}{'ratio':>8}{'FLOP bound':>12}{'ratio/bound':>13}{'peak memory':>13}")
-    for method, times in seconds.items():
-        ratio = statistics.median(times) / statistics.median(seconds["base"])
+    print(f"{'':9}{'ms':>8}{'ratio':>8}{'of CPU':>8}{'bound':>7}{'ratio/bound':>13}{'peak':>9}")
+    for method in METHODS:
+        ratio, of_cpu = (
+            statistics.median(times[method]) / statistics.median(times["base"])
+            for times in (wall, cpu)
+        )
         bound = 1 + share if METHODS[method].msrci.weight else 1.0
         peak = peak_memory(backbone, method)
         print(
-            f"{method:9}{1e3 * statistics.median(times):8.1f}{ratio:8.3f}{bound:12.3f}"
-            f"{ratio / bound:13.3f}{peak / 1e6:10.0f} MB"
+            f"{method:9}{1e3 * statistics.median(wall[method]):8.1f}{ratio:8.3f}{of_cpu:8.3f}"
+            f"{bound:7.3f}{ratio / bound:13.3f}{peak / 1e6:6.0f} MB"
         )
 
 

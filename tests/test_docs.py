@@ -1,11 +1,13 @@
 """The README's code runs, and the documentation names what exists."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from couce.method import MethodSettings
+from couce.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +36,14 @@ def test_every_setting_is_documented_with_its_default() -> None:
         for name, value in values.items()
     }
     assert documented == actual
+
+
+def test_every_setting_of_training_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "training.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text, flags=re.MULTILINE))
+    own = TrainSettings.model_fields.keys() - MethodSettings.model_fields.keys()
+    values = TrainSettings().model_dump()
+    assert documented == {name: json.dumps(values[name]).strip('"') for name in own}
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,7 +1,7 @@
 """MSRCI: multi-scale randomised causal intervention (paper, Sec. 3.3, Eq. fft to ifft)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,11 @@ class MSRCI(nn.Module):
         """The map with the rings of its spectrum multiplied by ``factors`` of :meth:`draw`."""
         dtype = torch.float64 if feature_map.dtype == torch.float64 else torch.float32
         gains = factors.to(feature_map.device, dtype)[..., self._ring_of_bins(feature_map)]
-        return _Filter.apply(feature_map, gains)
+        with torch.autocast(feature_map.device.type, enabled=False):
+            spectrum = torch.fft.rfft2(at_least_float32(feature_map))  # (N, C, H, W//2 + 1)
+            intervened = torch.fft.irfft2(spectrum * gains, s=feature_map.shape[-2:])
+        # FFTs come back in rows; the layers behind want the layout they were given (channels last).
+        return torch.empty_like(feature_map).copy_(intervened)
 
     def _ring_of_bins(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
@@ -95,33 +99,6 @@ class MSRCI(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gammas={self.gammas}, scope={self.scope!r}"
-
-
-class _Filter(torch.autograd.Function):
-    """Multiplies the half spectra of maps (N, C, H, W) by real gains (N or 1, C or 1, H, W//2 + 1).
-
-    Real gains that are equal for a bin and its conjugate make this a symmetric linear map of the
-    pixels: the gradient passes back through the very same filter. Autograd, which does not know,
-    would go back through full complex spectra, and keep them in memory until then.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, gains: Tensor) -> Tensor:
-        ctx.save_for_backward(gains)
-        return _filtered(maps, gains)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (gains,) = ctx.saved_tensors
-        return _filtered(gradient, gains), None
-
-
-def _filtered(maps: Tensor, gains: Tensor) -> Tensor:
-    with torch.autocast(maps.device.type, enabled=False):
-        spectrum = torch.fft.rfft2(at_least_float32(maps))  # (N, C, H, W//2 + 1)
-        filtered = torch.fft.irfft2(spectrum * gains, s=maps.shape[-2:])
-    # FFTs come back in rows; the layers behind want the layout they were given (channels last).
-    return torch.empty_like(maps).copy_(filtered)
 
 
 def ring_of_bins(height: int, width: int, rings: int) -> Tensor:
