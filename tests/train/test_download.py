@@ -110,19 +110,27 @@ def test_sets_that_are_gone_say_where_to_put_the_files(tmp_path: Path) -> None:
         get("imagenet", tmp_path, lambda *_: None)
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt"])
+@pytest.mark.parametrize("name", ["../evil.txt", "/evil.txt", "a/../../evil.txt"])
 def test_no_member_leaves_the_folder(name: str, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (tmp_path / "a.zip").write_bytes(zipped(**{"good.txt": "", name: "evil"}))
+    with pytest.raises(CouceError, match="would be written outside"):
+        unpack(tmp_path / "a.zip", target)
+    assert list(target.iterdir()) == []
+
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         info = tarfile.TarInfo(name)
         info.size = 4
         archive.addfile(info, io.BytesIO(b"evil"))
-    for archive_name in ("a.zip", "a.tgz"):
-        with pytest.raises(CouceError):
-            unpack(tmp_path / archive_name, target)
-    assert not list(tmp_path.rglob("evil.txt"))
+    if name.startswith("/"):  # tarfile takes an absolute path as one below the folder
+        unpack(tmp_path / "a.tgz", target)
+        assert (target / "evil.txt").exists()
+    else:
+        with pytest.raises(CouceError, match="cannot be unpacked"):
+            unpack(tmp_path / "a.tgz", target)
+    assert not (tmp_path / "evil.txt").exists()
+    assert not Path("/evil.txt").exists()
 
 
 def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:

@@ -142,16 +142,12 @@ def _epochs(folder: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-@pytest.mark.parametrize(
-    ("statistics", "dtype", "tolerance"), [("true", "float32", 1e-4), ("false", "float64", 1e-9)]
-)
-def test_two_processes_equal_one(
-    pictures: Path, tmp_path: Path, statistics: str, dtype: str, tolerance: float
-) -> None:
+@pytest.mark.parametrize("statistics", ["true", "false"])
+def test_two_processes_equal_one(pictures: Path, tmp_path: Path, statistics: str) -> None:
     """The same global batch: 24 steps, the same losses and weights.
 
-    With free BatchNorm on twelve images, float32's rounding turns a ReLU or two over and grows from
-    there. In float64 it does not, and what the two processes compute is seen to be the same.
+    In float64, because Adam makes a whole step of any rounding error where a gradient is close to zero:
+    in float32 some weights then differ by more than 1e-4, however right the gradients are.
     """
     options = {
         "freeze_statistics": statistics,
@@ -161,9 +157,9 @@ def test_two_processes_equal_one(
         "proxy_lr": 1e-3,
     }
     one, two = tmp_path / "one", tmp_path / "two"
-    script = tmp_path / "couce_in_dtype.py"
+    script = tmp_path / "couce_in_float64.py"
     script.write_text(
-        f"import torch; torch.set_default_dtype(torch.{dtype})\nfrom couce.cli import main; main()"
+        "import torch; torch.set_default_dtype(torch.float64)\nfrom couce.cli import main; main()"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     torchrun = [
@@ -185,12 +181,12 @@ def test_two_processes_equal_one(
     ]
     assert len(logs[0]) == 3
     for a, b in zip(*logs, strict=True):
-        assert a["parts"] == pytest.approx(b["parts"], rel=tolerance, abs=tolerance)
+        assert a["parts"] == pytest.approx(b["parts"], rel=1e-9, abs=1e-9)
     contents = [checkpoint.load(folder / "last.pt") for folder in (one, two)]
     for part in ("network", "objective"):
         for name, value in contents[0][part].items():
             other = contents[1][part][name]
-            torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance, msg=name)
+            torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def settings(**options: Any) -> Any:
