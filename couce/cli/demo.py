@@ -19,5 +19,5 @@ def demo(
     results = run_demo(out, epochs, seed, console.print)
     console.print("Unseen classes, before any background and in any light (%):")
     console.print(metrics_table(results))
-    console.print("One run of each: docs/results.md tells what repeated ones show.")
+    console.print("One run of each, one seed: that shows the road, not which of the two is better.")
     console.print("Next: couce train PATH, on your own pictures in a folder for each class")
