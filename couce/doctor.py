@@ -1,6 +1,5 @@
 """What is installed here and what really works: asked of the libraries, not of their lists."""
 
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from couce import __version__
+from couce.cores import usable_cores
 
 # Packages of one pattern install the same module: two of them overwrite each other's files.
 _RIVALS = (
@@ -38,7 +38,7 @@ def examine() -> Report:
     report = Report()
     report.facts.append(("couce", __version__))
     report.facts.append(("python", f"{platform.python_version()} on {platform.platform()}"))
-    report.facts.append(("cores", str(_cores())))
+    report.facts.append(("cores", str(usable_cores())))
     report.problems += conflicts(installed())
     for name, look in (("onnxruntime", _onnxruntime), ("faiss", _faiss), ("torch", _torch)):
         try:
@@ -55,13 +55,6 @@ def examine() -> Report:
             report.facts.append((name, "broken"))
             report.problems.append(f"{name} does not work: {error}")
     return report
-
-
-def _cores() -> int:
-    """The cores that this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def installed() -> dict[str, str]:

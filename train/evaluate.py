@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,6 @@ from couce.backbones import build_backbone
 from couce.metrics import retrieval_metrics
 from couce.network import EmbeddingNetwork, Normalise
 from couce.preprocess import Preprocess
-from couce.train import checkpoint
 from couce.train.images import ImageStore
 from couce.train.settings import TrainSettings
 
@@ -30,7 +27,7 @@ def embed(
     network.eval()
     preprocess = store.preprocess
     normalise = Normalise(preprocess).to(device)
-    edge = (preprocess.resize - preprocess.crop) // 2
+    edge = round((preprocess.resize - preprocess.crop) / 2)  # as Preprocess.pixels
     centre = slice(edge, edge + preprocess.crop)
     rows, decoded = [], np.zeros(len(store.split.paths), bool)
     with ThreadPoolExecutor(max(1, store.workers)) as threads:
@@ -65,12 +62,3 @@ def build_network(settings: TrainSettings) -> tuple[EmbeddingNetwork, Preprocess
     backbone = build_backbone(settings.backbone, settings.split, pretrained)
     preprocess = backbone.preprocess.sized(settings.resize, settings.crop)
     return EmbeddingNetwork(backbone, settings.dim, settings.pooling), preprocess
-
-
-def load_network(path: Path) -> tuple[EmbeddingNetwork, Preprocess, dict[str, Any]]:
-    """The network of a checkpoint, its preprocessing, and the rest of its content."""
-    content = checkpoint.load(path)
-    settings = TrainSettings.parse(content["settings"])
-    network, preprocess = build_network(settings.model_copy(update={"weights": "none"}))
-    network.load_state_dict(content["network"])
-    return network, preprocess, content

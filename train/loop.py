@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from couce import checkpoint
 from couce.errors import CouceError
 from couce.losses import build_loss
 from couce.method import CouCE
 from couce.method.msrci import MSRCI
 from couce.network import EmbeddingNetwork, Normalise
-from couce.train import checkpoint
 from couce.train.batches import balanced_epoch, training_batches
 from couce.train.evaluate import build_network, measure
 from couce.train.images import ImageStore
@@ -56,8 +56,10 @@ class Run:
         chooser: ImageStore,
         folder: Path,
         processes: Processes,
+        data: str = "",  # the set's name, for the record
     ) -> None:
         self.settings, self.train, self.chooser = settings, train, chooser
+        self.data = data
         self.folder, self.processes = folder, processes
         self.device = processes.device(settings.device)
         torch.manual_seed(settings.seed)
@@ -172,7 +174,9 @@ class Run:
 
     def state(self, metrics: dict[str, float]) -> dict[str, Any]:
         return {
+            "model": checkpoint.describe_network(self.network, self.train.preprocess),
             "settings": self.settings.model_dump(mode="json"),
+            "data": self.data,
             "classes": list(self.train.split.names),
             "epoch": self.epoch,
             "metrics": metrics,

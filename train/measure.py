@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from couce.checkpoint import load_network
 from couce.errors import CouceError
 from couce.metrics import retrieval_metrics
 from couce.train.data import open_dataset
-from couce.train.evaluate import load_network, measure
+from couce.train.evaluate import measure
 from couce.train.images import ImageStore
 from couce.train.processes import Processes
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from couce import __version__
+from couce import __version__, checkpoint
 from couce.errors import CouceError
-from couce.train import checkpoint
 from couce.train.data import check_counts, open_dataset
 from couce.train.data.base import Split
-from couce.train.evaluate import build_network, load_network, measure
+from couce.train.evaluate import build_network, measure
 from couce.train.images import ImageStore
 from couce.train.loop import Run, Step
 from couce.train.processes import Processes
@@ -71,7 +70,7 @@ def _train(
 
     test = store(found.test)
     chooser = test if held_out is None else store(held_out)
-    run = Run(settings, store(learning), chooser, folder, processes)
+    run = Run(settings, store(learning), chooser, folder, processes, found.name)
     if resume and (folder / "last.pt").exists():
         run.resume(checkpoint.load(folder / "last.pt"))
     if not processes.leads:
@@ -91,7 +90,7 @@ def _train(
             report.step(event) if isinstance(event, Step) else report.epoch(event)
     result: dict[str, Any] = {"choice": choice}
     for name in ("last", "best"):
-        network, _, content = load_network(folder / f"{name}.pt")
+        network, _, content = checkpoint.load_network(folder / f"{name}.pt")
         network.to(run.device).to(memory_format=torch.channels_last)
         metrics = measure(network, test, run.device, ks=(1, 2, 4, 8))
         result[name] = {"epoch": content["epoch"], "metrics": metrics}

@@ -95,6 +95,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "base": {"odba": _OFF, "msrci": _OFF, "covariance": _OFF},
     "odba": {"msrci": _OFF, "covariance": _OFF},
     "msrci": {"odba": _OFF, "covariance": _OFF},
+    "odba+msrci": {"covariance": _OFF},
     "couce": {},
 }
 

@@ -6,6 +6,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from couce import __version__
+from couce.cli.analyze import analyze
 from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.add_typer(data, name="data")
+app.add_typer(analyze, name="analyze")
 app.command()(doctor)
 
 

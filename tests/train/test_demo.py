@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,14 @@ def test_writing_twice_writes_once_and_another_recipe_anew(tmp_path: Path) -> No
     assert files[0].stat().st_mtime_ns == before
     write_demo(folder, per_class=1)
     assert len(sorted(folder.rglob("*.png"))) == 64
+
+
+def test_several_processes_may_draw_the_same_set(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        folders = list(threads.map(lambda _: write_demo(tmp_path / "set", per_class=2), range(3)))
+    assert {str(folder) for folder in folders} == {str(tmp_path / "set")}
+    assert len(sorted((tmp_path / "set").rglob("*.png"))) == 128
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 @pytest.mark.parametrize("recipe", [None, "", '{"cake": 1}', "[]"])

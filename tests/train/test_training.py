@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from couce import checkpoint
 from couce.errors import CouceError
-from couce.train import checkpoint
 from couce.train.data.demo import write_demo
 from couce.train.session import Data, train
 from couce.train.settings import resolve
@@ -265,7 +265,7 @@ def test_a_full_disk_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
         (["--set", "odba.capasity=3"], "did you mean 'odba.capacity'"),
         (["--set", "odba.capacity"], "key=value"),
         (["--backbone", "resnet51"], "did you mean 'resnet50'"),
-        (["--method", "all"], "known: base, odba, msrci, couce"),
+        (["--method", "all"], "known: base, odba, msrci, odba+msrci, couce"),
         (["--preset", "gpu"], "known: paper, cpu"),
         (["--device", "cuda"], "couce doctor"),
         (["--config", "absent.toml"], "absent.toml cannot be read"),
@@ -289,7 +289,7 @@ def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return print, ("executed",)
 
-    torch.save({"format": 1, "network": Hostile()}, tmp_path / "evil.pt")
+    torch.save({"format": checkpoint.FORMAT, "network": Hostile()}, tmp_path / "evil.pt")
     Image.new("RGB", (1, 1)).save(tmp_path / "picture.png")
     for path in ("evil.pt", "absent.pt", "picture.png"):
         with pytest.raises(CouceError):

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from couce.errors import CouceError
+from couce.files import image_files
 
 Half = Literal["train", "test"]
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 class Item(NamedTuple):
@@ -73,16 +73,6 @@ class DataSet:
             if not members:
                 raise CouceError(f"{root} has no images in its {half} half")
         return cls(name, root, Split.of(halves["train"]), Split.of(halves["test"]))
-
-
-def image_files(folder: Path) -> list[Path]:
-    """All image files below ``folder``, at any depth, hidden ones left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
 
 
 def class_folders(root: Path) -> dict[str, list[Path]]:

@@ -9,6 +9,7 @@ them instead of the things is found out. Everything follows from the seed.
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -90,15 +91,22 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
             return folder
         if found is None or found.keys() != recipe.keys():
             raise CouceError(f"{folder} exists and is not a demo set; name another folder")
-    part = folder.with_name(f"{folder.name}.part")  # it gets its name when it is complete
-    shutil.rmtree(part, ignore_errors=True)
+    # It gets its name when it is complete; another process may be drawing the same.
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     for number, example in enumerate(examples(confounding, per_class, seed)):
         path = part / example.half / example.label / f"{number:05}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(example).save(path, compress_level=1)
     (part / "recipe.json").write_text(json.dumps(recipe))
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    part.chmod(0o755)  # mkdtemp's folders are private
+    try:
+        if folder.exists() and _recipe(folder) != recipe:
+            shutil.rmtree(folder)
+        part.rename(folder)
+    except OSError:
+        shutil.rmtree(part)
+        if not folder.exists() or _recipe(folder) != recipe:  # else the other was quicker
+            raise
     return folder
 
 

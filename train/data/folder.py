@@ -4,7 +4,8 @@ import csv
 from pathlib import Path
 
 from couce.errors import CouceError
-from couce.train.data.base import Half, Item, class_folders, image_files
+from couce.files import image_files
+from couce.train.data.base import Half, Item, class_folders
 
 
 def read(root: Path, train_classes: int | None = None) -> list[Item]:

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from couce.backbones import build_backbone
 from couce.errors import CouceError
+from couce.network import EmbeddingNetwork
+from couce.preprocess import Preprocess
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -39,3 +42,32 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CouceError(f"{path} is not a checkpoint of this version of CouCE")
     return content
+
+
+def describe_network(network: EmbeddingNetwork, preprocess: Preprocess) -> dict[str, Any]:
+    """What of a checkpoint's content says how to build its network again, in plain values."""
+    return {
+        "backbone": network.backbone.name,
+        "split": network.backbone.split,
+        "dim": network.dim,
+        "pooling": network.pooling,
+        "preprocess": preprocess.to_dict(),
+    }
+
+
+def load_network(path: Path) -> tuple[EmbeddingNetwork, Preprocess, dict[str, Any]]:
+    """The network of a checkpoint, what it is to be fed, and the whole content.
+
+    Nothing of the training is needed for it, and nothing of the method: its dictionary and its proxies
+    stay in the content.
+    """
+    content = load(path)
+    try:
+        model = content["model"]
+        backbone = build_backbone(model["backbone"], model["split"])
+        network = EmbeddingNetwork(backbone, model["dim"], model["pooling"])
+        network.load_state_dict(content["network"])
+        return network, Preprocess.from_dict(model["preprocess"]), content
+    except (KeyError, TypeError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CouceError(f"{path} does not hold a whole network: {reason}") from error

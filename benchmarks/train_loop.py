@@ -1,0 +1,139 @@
+"""What the training loop costs beside the bare step.
+
+    python benchmarks/train_loop.py [--data FOLDER] [--steps 12] [--rounds 5]
+
+The bare step is forward, loss, backward and Adam on one batch that lies ready in memory. The loop is
+`couce train`'s own: sampling, decoding JPEGs, cropping, checks and records. Whole stretches of both take
+turns in one process. Three cases: the `cpu` preset with its images decoded once and kept (what every
+epoch but the first is), the same decoding anew each time, and resnet50 at 224 pixels decoding anew.
+Decoding takes the same cores as the step here: the bound is 1 / (1 + decoding alone / bare step).
+
+Without --data, photo-sized JPEGs are made of the demo set.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from couce.network import Normalise
+from couce.preprocess import open_image
+from couce.train.batches import balanced_epoch, training_batches
+from couce.train.data import open_dataset
+from couce.train.data.demo import write_demo
+from couce.train.evaluate import build_network
+from couce.train.images import ImageStore
+from couce.train.loop import Run, Step
+from couce.train.processes import Processes
+from couce.train.settings import TrainSettings, resolve
+
+WORKERS = 2
+# Without end, and never evaluated; what is left of an epoch's end is the checkpoint.
+ENDLESS = {"weights": "none", "warmup": 0, "epochs": 10**6, "evaluate_every": 10**6}
+DECODING = {"cache": "none", "workers": WORKERS}
+SMALL_BATCH = {"batch_classes": 16, "batch_images": 2}
+CASES: dict[str, TrainSettings] = {
+    "cpu preset, kept": resolve("cub", "cpu", options=ENDLESS),
+    "cpu preset, decoding": resolve("cub", "cpu", options=ENDLESS | DECODING),
+    "resnet50, decoding": resolve("cub", options=ENDLESS | DECODING | SMALL_BATCH),
+}
+
+
+def photos(folder: Path) -> Path:
+    """JPEGs of 500 x 375 pixels, quality 90, as those of CUB are."""
+    drawn = write_demo(folder / "drawn")
+    for path in drawn.rglob("*.png"):
+        target = folder / "photos" / path.relative_to(drawn).with_suffix(".jpg")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        open_image(path).resize((500, 375), Image.Resampling.BICUBIC).save(target, quality=90)
+    return folder / "photos"
+
+
+def compare(name: str, settings: TrainSettings, data: Path, steps: int, rounds: int) -> None:
+    found = open_dataset(str(data))
+    _, preprocess = build_network(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        store = ImageStore(found.train, preprocess, settings.cache, Path(folder), settings.workers)
+        run = Run(settings, store, store, Path(folder), Processes())
+        if settings.cache == "ram":
+            with ThreadPoolExecutor(WORKERS) as threads:
+                list(threads.map(store.load, range(len(found.train.paths))))
+        bare = bare_step(run)
+        loop = (event for event in run if isinstance(event, Step))
+        bare(), next(loop)
+        seconds: dict[str, list[float]] = {"bare": [], "loop": [], "decoding": []}
+        for turn in range(rounds):
+            seconds["loop"].append(timed(lambda: [next(loop) for _ in range(steps)]) / steps)
+            seconds["bare"].append(timed(lambda: [bare() for _ in range(steps)]) / steps)
+            seconds["decoding"].append(decoding(run, steps, turn))
+    batch = settings.batch_classes * settings.batch_images
+    middle = {kind: statistics.median(values) for kind, values in seconds.items()}
+    bound = 1 / (1 + middle["decoding"] / middle["bare"])
+    ratio = middle["bare"] / middle["loop"]
+    print(
+        f"{name:22}{batch / middle['bare']:9.1f}{batch / middle['loop']:9.1f}"
+        f"{batch / middle['decoding']:10.0f}{ratio:9.3f}{bound:8.3f}{ratio / bound:14.3f}"
+    )
+
+
+def bare_step(run: Run) -> Callable[[], None]:
+    """A step on one batch, with nothing around it."""
+    plan = plan_of(run, 0)
+    batch = next(training_batches(run.train, run.train.split.labels, plan[:1], 0, 0))
+    images = Normalise(run.train.preprocess)(torch.from_numpy(batch.pixels))
+    labels = torch.from_numpy(batch.labels)
+    views = run._prepare(0)
+
+    def step() -> None:
+        m, m_tilde = views(images, run._factors(len(plan[0]), 0, 0, slice(None)))
+        total, _ = run.objective(m, labels, m_tilde)
+        run.optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        run.optimiser.step()
+
+    return step
+
+
+def decoding(run: Run, steps: int, turn: int) -> float:
+    """Seconds a batch of the loader alone."""
+    plan = [batch for epoch in range(steps) for batch in plan_of(run, epoch)][:steps]
+    batches = training_batches(run.train, run.train.split.labels, plan, 1, turn)
+    return timed(lambda: list(batches)) / len(plan)
+
+
+def plan_of(run: Run, epoch: int) -> list[NDArray[np.intp]]:
+    settings, labels = run.settings, run.train.split.labels
+    return balanced_epoch(labels, settings.batch_classes, settings.batch_images, 1, epoch)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="class folders of real photos")
+    parser.add_argument("--steps", type=int, default=12, help="of a stretch; resnet50: a quarter")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = arguments.data or photos(Path(folder))
+        print(f"{'images/s':22}{'bare':>9}{'loop':>9}{'decoding':>10}{'ratio':>9}{'bound':>8}"
+              f"{'ratio/bound':>14}")  # fmt: skip
+        for name, settings in CASES.items():
+            steps = arguments.steps if settings.backbone != "resnet50" else arguments.steps // 4
+            compare(name, settings, data, steps, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The zero-overhead certificate: an exported model beside the same architecture without CouCE.
+
+The paper claims that nothing of the method is left at inference. Here that is shown for one file: its graph
+is compared node by node with that of a network trained with the base loss alone, and with those of the
+other rows of the paper's inference table (+ODBA, +MSRCI, CouCE with dictionaries of 512 to 8192 rows);
+all of them are timed in turn. A graph that differs is an error. The times are shown with their spread: equal
+graphs are equal work, so what is left between them is the machine's noise.
+"""
+
+import html
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+
+from couce.backbones import build_backbone
+from couce.checkpoint import describe_network, load_network, save
+from couce.cores import usable_cores
+from couce.errors import CouceError
+from couce.export.graph import Input, to_onnx
+from couce.export.parity import open_session
+from couce.export.structure import Structure, differences, structure
+from couce.losses import LOSSES
+from couce.method import CouCE, MethodSettings
+from couce.network import EmbeddingNetwork
+from couce.preprocess import Preprocess
+
+_OFF = {"weight": 0.0}
+CAPACITIES = (512, 1024, 2048, 4096, 8192)
+ROWS: dict[str, dict[str, Any]] = {
+    "base": {"odba": _OFF, "msrci": _OFF, "covariance": _OFF},
+    "+ ODBA": {"msrci": _OFF, "covariance": _OFF},
+    "+ MSRCI": {"odba": _OFF, "covariance": _OFF},
+    **{f"CouCE, K = {k}": {"odba": {"capacity": k}} for k in CAPACITIES},
+}
+
+
+class Row(NamedTuple):
+    name: str
+    structure: Structure
+    ms: float  # median of a batch
+    ratio: float  # median over the turns of its time to base's
+    low: float  # 95 % interval of that median
+    high: float
+    left_out: int  # numbers that its checkpoint holds and its model does not
+
+
+def certify(
+    path: Path,
+    proto: onnx.ModelProto,
+    content: Mapping[str, Any],
+    preprocess: Preprocess,
+    kind: Input,
+    folder: Path,
+    rounds: int = 40,
+    batch: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Compares ``proto``, exported from the checkpoint ``content`` to ``path``, with all of ROWS.
+
+    Each of these is trained for one step, saved to ``folder`` and exported as any checkpoint is.
+    """
+    protos = {path.name: proto}
+    left_out = {path.name: _numbers(content["objective"])}
+    for name, settings in ROWS.items():
+        say(f"exporting {name}")
+        checkpoint = _train_one_step(folder / "row.pt", content["model"], settings)
+        network, row_preprocess, row = load_network(checkpoint)
+        protos[name] = to_onnx(network, row_preprocess, kind)
+        left_out[name] = _numbers(row["objective"])
+    structures = {name: structure(each) for name, each in protos.items()}
+    for name, each in structures.items():
+        if found := differences(each, structures["base"]):
+            raise CouceError(
+                f"no certificate: the graph of {name} is not that of the base model ({'; '.join(found)})"
+            )
+    say(f"timing {len(protos)} models in turn")
+    times = time_in_turn(protos, preprocess, kind, rounds, batch)
+    return [
+        Row(name, structures[name], *_compare(times[name], times["base"]), left_out[name])
+        for name in protos
+    ]
+
+
+def time_in_turn(
+    protos: Mapping[str, onnx.ModelProto],
+    preprocess: Preprocess,
+    kind: Input,
+    rounds: int,
+    batch: int,
+) -> dict[str, list[float]]:
+    """Seconds of each model on the same batch, in another order each turn."""
+    sessions = {name: open_session(proto, usable_cores()) for name, proto in protos.items()}
+    rng = np.random.default_rng(0)
+    crop = preprocess.crop
+    pixels = rng.integers(0, 256, (batch, crop, crop, 3), np.uint8)
+    feed = pixels if kind == "uint8" else np.moveaxis(pixels, -1, 1).astype(np.float32) / 255
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    order = random.Random(0)  # noqa: S311
+    for turn in range(rounds + 2):
+        for name in order.sample(list(sessions), len(sessions)):
+            start = time.perf_counter()
+            sessions[name].run(None, {"image": feed})
+            if turn > 1:  # the first turns warm up
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _compare(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float, float]:
+    ratios = np.array(times) / np.array(base)
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return 1e3 * statistics.median(times), float(np.median(ratios)), float(low), float(high)
+
+
+def _train_one_step(path: Path, model: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
+    """A checkpoint of this architecture after one step with this method, from random weights.
+
+    Random in all, biases and statistics too: the exporter drops what is exactly zero, as it is in a fresh
+    network and never in a trained one.
+    """
+    torch.manual_seed(0)
+    backbone = build_backbone(model["backbone"], model["split"])
+    network = EmbeddingNetwork(backbone, model["dim"], model["pooling"])
+    preprocess = Preprocess.from_dict(model["preprocess"])
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            if tensor.is_floating_point() and tensor.dim() == 1:
+                tensor.uniform_(0.5, 1.5) if name.endswith("var") else tensor.normal_(0.1, 0.1)
+    loss = LOSSES["proxy-an"](num_classes=2, dim=network.dim)
+    objective = CouCE(loss, MethodSettings.parse(settings))
+    optimiser = torch.optim.Adam([*network.parameters(), *objective.parameters()], lr=1e-4)
+    images = torch.randn(4, 3, preprocess.crop, preprocess.crop)
+    m, m_tilde = network.views(images, objective.intervention)
+    objective(m, torch.tensor([0, 0, 1, 1]), m_tilde).total.backward()
+    optimiser.step()
+    content = {
+        "model": describe_network(network, preprocess),
+        "network": network.state_dict(),
+        "objective": objective.state_dict(),
+    }
+    save(path, content)
+    return path
+
+
+def _numbers(state: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in state.values())
+
+
+def to_json(rows: Sequence[Row], sha256: str, batch: int, rounds: int) -> str:
+    import onnxruntime
+
+    content = {
+        "claim": "the exported graph is that of the same architecture trained without CouCE",
+        "model": rows[0].name,
+        "sha256": sha256,
+        "onnxruntime": onnxruntime.__version__,
+        "cores": usable_cores(),
+        "batch": batch,
+        "turns": rounds,
+        "rows": [
+            {
+                **row._asdict(),
+                "structure": {
+                    "sha256": row.structure.digest,
+                    "nodes": len(row.structure.nodes),
+                    "parameters": row.structure.parameters,
+                    "flops": row.structure.flops,
+                },
+            }
+            for row in rows
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Certificate of {model}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: .3rem .8rem; text-align: right; }}
+td:first-child, th:first-child {{ text-align: left; }} tr {{ border-bottom: 1px solid #8884; }}
+code {{ overflow-wrap: anywhere; }} :root {{ color-scheme: light dark; }}
+</style>
+<h1>Nothing of CouCE is left in {model}</h1>
+<p>Its graph was compared node by node with the same architecture trained with the base loss alone:
+operators, attributes, shapes, connections, {parameters:,} parameters, {mega:,.1f} million operations an
+image. <strong>They are identical</strong> ({nodes} entries, sha256 <code>{digest}</code>), and so are
+those of the paper's other rows.</p>
+<table><tr><th>trained with</th><th>left out at export</th><th>ms</th><th>time / base</th>
+<th>95 % interval</th></tr>
+{rows}
+</table>
+<p>Left out at export: numbers that the checkpoint holds (dictionary, its statistics, proxies) and the model
+does not. Times: medians of {turns} turns at batch {batch}, all models taking turns in one process on
+{cores} cores. As the graphs are identical, a ratio other than 1 is noise of the machine, of which the
+interval gives the size.</p>
+<p>The file: sha256 <code>{sha256}</code>.</p>
+</html>
+"""
+
+
+def to_page(rows: Sequence[Row], sha256: str, batch: int, rounds: int) -> str:
+    first = rows[0]
+    return _PAGE.format(
+        model=html.escape(first.name),
+        parameters=first.structure.parameters,
+        mega=first.structure.flops / 1e6,
+        nodes=len(first.structure.nodes),
+        digest=first.structure.digest,
+        rows="\n".join(
+            f"<tr><td>{html.escape(row.name)}</td><td>{row.left_out:,}</td><td>{row.ms:.2f}</td>"
+            f"<td>{row.ratio:.3f}</td><td>{row.low:.3f} – {row.high:.3f}</td></tr>"
+            for row in rows
+        ),
+        turns=rounds,
+        batch=batch,
+        cores=usable_cores(),
+        sha256=sha256,
+    )

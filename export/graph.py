@@ -1,0 +1,115 @@
+"""The plain embedding model as an ONNX graph."""
+
+import ast
+import contextlib
+import io
+import logging
+import warnings
+from collections import Counter
+from typing import Literal
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from couce.network import EmbeddingNetwork, Normalise
+from couce.preprocess import Preprocess
+
+# The first opset of which onnxruntime 1.20, the oldest that is supported, knows every operator in all
+# the precisions written here.
+OPSET = 20
+
+Input = Literal["uint8", "float"]
+
+
+class PlainModel(nn.Module):
+    """Pixels to unit embeddings: all that is left of a training.
+
+    ``uint8``: (N, H, W, 3), as images come. ``float``: (N, 3, H, W) from 0 to 1. RGB in both; the
+    channel order, mean and std that the backbone wants are part of the graph.
+    """
+
+    def __init__(self, network: EmbeddingNetwork, preprocess: Preprocess, kind: Input) -> None:
+        super().__init__()
+        self.kind = kind
+        self.normalise = Normalise(preprocess)
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        if self.kind == "float":
+            image = (image * 255).permute(0, 2, 3, 1)
+        m = self.network(self.normalise(image))
+        # Written out: torch's normalize exports with a shape computed at run time.
+        return m / m.norm(dim=1, keepdim=True).clamp_min(1e-12)
+
+    def example(self, crop: int, batch: int = 2) -> Tensor:
+        if self.kind == "float":
+            return torch.rand(batch, 3, crop, crop)
+        return torch.randint(0, 256, (batch, crop, crop, 3), dtype=torch.uint8)
+
+
+def to_onnx(network: EmbeddingNetwork, preprocess: Preprocess, kind: Input) -> onnx.ModelProto:
+    """The graph ``image`` -> ``embedding`` with a dynamic batch, its nodes named by their layers."""
+    model = PlainModel(network, preprocess, kind).eval()
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            model,
+            (model.example(preprocess.crop),),
+            input_names=["image"],
+            output_names=["embedding"],
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch exported nothing")
+    proto = program.model_proto
+    _name_by_layer(proto)
+    return proto
+
+
+def _name_by_layer(proto: onnx.ModelProto) -> None:
+    """Names nodes "backbone.stage1.layer2.0.body.1/Conv", and drops what torch notes of its own
+    source: stack traces with the paths of the machine that exported."""
+    seen: Counter[str] = Counter()
+    for node in proto.graph.node:
+        scopes = next(
+            (p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), "['']"
+        )
+        modules = [scope for scope in ast.literal_eval(scopes)[:-1] if not scope.startswith("_")]
+        layer = (modules[-1] if modules else "").removeprefix("network.")
+        name = f"{layer}/{node.op_type}"
+        seen[name] += 1
+        node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for part in (
+        proto,
+        proto.graph,
+        *proto.graph.value_info,
+        *proto.graph.input,
+        *proto.graph.output,
+    ):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    for tensor in proto.graph.initializer:
+        tensor.doc_string = ""
+        del tensor.metadata_props[:]
+
+
+@contextlib.contextmanager
+def _quiet():  # type: ignore[no-untyped-def]
+    """torch's exporter reports its progress and its doubts to whoever is listening."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,138 @@
+"""Whether the exported model computes what the trained one does, on real images."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from couce.errors import CouceError
+from couce.export.graph import PlainModel
+
+BATCHES = (1, 2, 7, 32)
+LEAST_COSINE = 0.9999
+
+
+class Parity(NamedTuple):
+    images: int
+    cosine: float  # the least of any image in any batch size
+    neighbours: float  # share of images whose nearest other image is the same
+
+
+def check_parity(
+    model: PlainModel, proto: onnx.ModelProto, pixels: NDArray[np.uint8], names: Sequence[str]
+) -> Parity:
+    """Compares torch with onnxruntime on images (N, H, W, 3), in batches of several sizes.
+
+    Anything below the limits is an error that names the worst image, and the layer from which on the
+    two differ.
+    """
+    feeds = as_input(model, pixels)
+    expected = _by_torch(model, feeds)  # (N, d)
+    session = open_session(proto)
+    cosines = np.ones(len(feeds))
+    for size in BATCHES:
+        rows = np.concatenate(
+            [session.run(None, {"image": part})[0] for part in _batches(feeds, size)]
+        )
+        if rows.shape != expected.shape or not np.isfinite(rows).all():
+            raise CouceError(f"the exported model gives {rows.shape} numbers, or none at all")
+        cosines = np.minimum(cosines, (rows * expected).sum(axis=1))
+        same = _nearest(rows) == _nearest(expected)
+        if cosines.min() < LEAST_COSINE or not same.all():
+            worst = int(cosines.argmin() if cosines.min() < LEAST_COSINE else np.argmin(same))
+            layer, difference = _first_difference(model, proto, feeds[worst : worst + 1])
+            raise CouceError(
+                f"the exported model differs from the trained one: at batch size {size}, {names[worst]}"
+                f" has a cosine of {cosines[worst]:.6f} instead of at least {LEAST_COSINE}, and"
+                f" {100 * same.mean():.1f} % of the images have the same neighbour; the largest"
+                f" difference, {difference:.1e} of the values, arises in {layer}; nothing was written"
+            )
+    return Parity(len(feeds), float(cosines.min()), 1.0)
+
+
+def as_input(model: PlainModel, pixels: NDArray[np.uint8]) -> NDArray[Any]:
+    if model.kind == "uint8":
+        return pixels
+    return np.ascontiguousarray(np.moveaxis(pixels, -1, 1)).astype(np.float32) / np.float32(255)
+
+
+def open_session(proto: onnx.ModelProto, threads: int = 0) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    content = proto.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _by_torch(model: PlainModel, feeds: NDArray[Any]) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        parts = [model(torch.from_numpy(part)).numpy() for part in _batches(feeds, 32)]
+    return np.concatenate(parts)
+
+
+def _batches(feeds: NDArray[Any], size: int) -> list[NDArray[Any]]:
+    return [feeds[start : start + size] for start in range(0, len(feeds), size)]
+
+
+def _nearest(rows: NDArray[np.float32]) -> NDArray[np.intp]:
+    similarities = rows @ rows.T
+    np.fill_diagonal(similarities, -np.inf)
+    return similarities.argmax(axis=1)
+
+
+def _first_difference(
+    model: PlainModel, proto: onnx.ModelProto, feed: NDArray[Any]
+) -> tuple[str, float]:
+    """The layer whose output grows furthest from torch's, compared with the layer before."""
+    layers = _layers(model)
+    outputs = {
+        layer: node.output[0]
+        for layer in layers
+        for node in proto.graph.node  # the last one counts
+        if f"{node.name}/".startswith((f"{layer}.", f"{layer}/"))
+    }
+    opened = onnx.ModelProto()
+    opened.CopyFrom(proto)
+    known = {output.name for output in opened.graph.output}
+    opened.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in set(outputs.values()) - known
+    )
+    found = dict(
+        zip(
+            outputs,
+            open_session(opened).run(list(outputs.values()), {"image": feed}),
+            strict=True,
+        )
+    )
+    expected: dict[str, NDArray[Any]] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda _module, _inputs, output, layer=layer: expected.update({layer: output.numpy()})
+        )
+        for layer, module in layers.items()
+    ]
+    with torch.inference_mode():
+        model(torch.from_numpy(feed))
+    for hook in hooks:
+        hook.remove()
+    worst, largest, before = "the input", 0.0, 0.0
+    for layer in outputs:
+        scale = float(np.abs(expected[layer]).max()) or 1.0
+        difference = float(np.abs(found[layer] - expected[layer]).max()) / scale
+        if difference - before > largest:
+            worst, largest = layer, difference - before
+        before = difference
+    return worst, largest
+
+
+def _layers(model: PlainModel) -> dict[str, torch.nn.Module]:
+    """The layers of both stages and the head, in order, by the names that the nodes have."""
+    backbone = model.network.backbone
+    stages = {"backbone.stage1": backbone.stage1, "backbone.stage2": backbone.stage2}
+    layers = {f"{s}.{name}": child for s, m in stages.items() for name, child in m.named_children()}
+    return {"normalise": model.normalise, **layers, "head": model.network.head}

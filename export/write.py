@@ -1,0 +1,74 @@
+"""The ONNX file: described, checked, written whole or not at all."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from couce import __version__
+from couce.errors import CouceError
+from couce.export.graph import Input
+from couce.model_info import ModelInfo
+from couce.preprocess import Preprocess
+
+_LARGEST = 2 * 10**9  # protobuf's limit for one file
+
+
+def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) -> ModelInfo:
+    """What the file is to say of itself, from the content of its checkpoint."""
+    data = content.get("data") or "unknown"
+    start = content.get("settings", {}).get("weights", "unknown")
+    start = Path(start).name  # never a path of the machine it was trained on
+    return ModelInfo(
+        input=kind,
+        precision="fp32",
+        backbone=content["model"]["backbone"],
+        dim=content["model"]["dim"],
+        preprocess=preprocess.to_dict(),
+        weights=weights_hash(content["network"]),
+        dataset=data,
+        metrics=content.get("metrics", {}),
+        licence=(
+            f"Trained with CouCE (Apache-2.0) on the data set {data!r} from {start!r} weights: the terms"
+            " of both apply to this model."
+        ),
+        couce=__version__,
+    )
+
+
+def weights_hash(state: Mapping[str, torch.Tensor]) -> str:
+    """sha256 of all names, shapes and values, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        array = state[name].detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def serialise(proto: onnx.ModelProto, info: ModelInfo) -> bytes:
+    """The described and checked model as the bytes of one file."""
+    onnx.helper.set_model_props(proto, info.to_metadata())
+    proto.producer_name, proto.producer_version = "couce", __version__
+    if proto.ByteSize() >= _LARGEST:
+        raise CouceError("the model is larger than the 2 GB that one ONNX file can hold")
+    onnx.checker.check_model(proto, full_check=True)
+    return proto.SerializeToString()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Beside ``path`` first, flushed to the disk, then renamed: what was there stays until then."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CouceError(f"{path} could not be written: {error.strerror}") from error
