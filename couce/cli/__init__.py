@@ -11,6 +11,7 @@ from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
 from couce.cli.evaluate import evaluate
+from couce.cli.export import export
 from couce.cli.train import train
 from couce.errors import CouceError
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(export)
 app.add_typer(data, name="data")
 app.add_typer(analyze, name="analyze")
 app.command()(doctor)
