@@ -75,6 +75,8 @@ class Embedder:
             self._output, self.dim = _output(self._session)
             if self.info is not None and self.info.dim != self.dim:
                 raise CouceError(f"it gives {self.dim} numbers but describes {self.info.dim}")
+        except UnicodeDecodeError:
+            raise CouceError(f"{self.path} cannot be used: its names are damaged") from None
         except CouceError as error:
             raise CouceError(f"{self.path} cannot be used: {error}") from None
 
@@ -214,8 +216,8 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
 def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preprocess:
     if info is None and given is None:
         raise CouceError(
-            "it does not say how its images are to be prepared; say so with --resize, --crop,"
-            " --mean, --std and --channels"
+            "it does not say how its images are to be prepared; say so, as in"
+            " --preprocess resize=256 --preprocess crop=224"
         )
     if info is not None and given is not None:
         raise CouceError("it says itself how its images are to be prepared; leave that to it")

@@ -1,6 +1,9 @@
-"""Image files in a folder."""
+"""Image files in folders."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from couce.errors import CouceError
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
 
@@ -13,3 +16,20 @@ def image_files(folder: Path) -> list[Path]:
         if path.suffix.lower() in IMAGE_SUFFIXES
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
+
+
+def labelled_files(sources: Sequence[Path]) -> list[tuple[Path, str | None]]:
+    """Image files, and those below folders with the name of the class folder they stand in, if any."""
+    found: list[tuple[Path, str | None]] = []
+    for source in sources:
+        if not source.exists():
+            raise CouceError(f"there is no file or folder {source}")
+        if source.is_dir():
+            for path in image_files(source):
+                parts = path.relative_to(source).parts
+                found.append((path, parts[0] if len(parts) > 1 else None))
+        else:
+            found.append((source, None))
+    if not found:
+        raise CouceError(f"there are no images in {', '.join(map(str, sources))}")
+    return found

@@ -4,7 +4,7 @@ The description, :class:`Preprocess`, belongs to the backbone and travels with t
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from couce.errors import CouceError
+from couce.errors import CouceError, unknown_name
 
 # What claims more is taken for an attack; Pillow itself warns just above. Decoding that much takes
 # up to 1.5 GB with what alpha needs: whoever serves strangers sets a lower limit.
@@ -116,6 +116,30 @@ class Preprocess:
             return cls(**plain)
         except TypeError as error:
             raise CouceError(f"this is no description of preprocessing: {error}") from None
+
+    @classmethod
+    def parse(cls, assignments: Sequence[str]) -> Self:
+        """From texts such as ``crop=224`` and ``mean=0.5,0.5,0.5``.
+
+        >>> Preprocess.parse(["resize=300", "crop=256", "channels=BGR"]).channels
+        'BGR'
+        """
+        values: dict[str, Any] = {}
+        for assignment in assignments:
+            key, _, text = assignment.partition("=")
+            known: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+            if key not in known:
+                raise unknown_name("part of preprocessing", key, known)
+            try:
+                if isinstance(known[key], tuple):
+                    values[key] = tuple(float(part) for part in text.split(","))
+                else:
+                    values[key] = type(known[key])(text)
+            except ValueError:
+                raise CouceError(f"--preprocess {assignment} is not a value for {key}") from None
+            if isinstance(known[key], tuple) and len(values[key]) != 3:
+                raise CouceError(f"--preprocess {assignment}: {key} has a number for each channel")
+        return cls(**values)
 
 
 IMAGENET = Preprocess()

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from couce.export.parity import Parity, as_input, check_parity, open_session
 from couce.export.precision import harm_by_layer, to_fp16, to_int8
 from couce.export.write import describe, serialise, write
 from couce.metrics import retrieval_metrics
-from couce.preprocess import Preprocess, open_image
+from couce.preprocess import ImageSource, Preprocess, open_image
 
 PARITY_IMAGES = 42  # enough for the largest batch and a part of another
 CALIBRATION_IMAGES = 256
@@ -47,8 +47,8 @@ class Exported(NamedTuple):
 def export(
     checkpoint: Path,
     target: Path,
-    images: Sequence[Path | Any],
-    kind: Input = "uint8",
+    images: Sequence[ImageSource],
+    input_kind: str = "uint8",
     precision: str = "fp32",
     calibrate: Sequence[Path] = (),
     labelled: Labelled | None = None,
@@ -58,8 +58,9 @@ def export(
     """Writes ``target`` if the model in it does what the checkpoint's does on ``images``."""
     if precision not in ("fp32", "fp16", "int8"):
         raise unknown_name("precision", precision, ("fp32", "fp16", "int8"))
-    if kind not in ("uint8", "float"):
-        raise unknown_name("input", kind, ("uint8", "float"))
+    if input_kind not in get_args(Input):
+        raise unknown_name("input", input_kind, get_args(Input))
+    kind: Input = "float" if input_kind == "float" else "uint8"
     if precision == "int8" and not calibrate:
         raise CouceError("int8 learns its ranges from images: give a folder with --calibrate")
     if not target.parent.is_dir():
@@ -126,20 +127,19 @@ def _compare(
 ) -> dict[str, float] | None:
     """Speed of both models, and what of each metric is lost; None without a labelled set."""
     with tempfile.TemporaryDirectory() as folder:
-        embedders = []
-        for name, content in (("fp32", plain), (precision, written)):
-            path = Path(folder) / f"{name}.onnx"
-            path.write_bytes(content)
-            embedders.append(Embedder(path))
+        (Path(folder) / "plain.onnx").write_bytes(plain)
+        (Path(folder) / "written.onnx").write_bytes(written)
+        one = Embedder(Path(folder) / "plain.onnx")
+        other = Embedder(Path(folder) / "written.onnx")
     say(
         f"{precision}: {len(written) / 1e6:.1f} MB instead of {len(plain) / 1e6:.1f},"
-        f" {_speed(*embedders):.2f} times the images/s of fp32 on {embedders[0].provider}"
+        f" {_speed(one, other):.2f} times the images/s of fp32 on {one.provider}"
     )
     if labelled is None:
         say("no labelled set to measure retrieval on: give one with --dataset")
         return None
     before, after = (
-        retrieval_metrics(each.embed(labelled.paths), labelled.labels) for each in embedders
+        retrieval_metrics(each.embed(labelled.paths), labelled.labels) for each in (one, other)
     )
     listed = ", ".join(
         f"{name} {100 * before[name]:.2f} -> {100 * after[name]:.2f}" for name in before
@@ -196,7 +196,7 @@ def _certify(
     )
 
 
-def _pixels(images: Sequence[Any], preprocess: Preprocess) -> NDArray[np.uint8]:
+def _pixels(images: Sequence[ImageSource], preprocess: Preprocess) -> NDArray[np.uint8]:
     return np.stack(
         [preprocess.pixels(open_image(image, shortest=preprocess.resize)) for image in images]
     )

@@ -22,12 +22,15 @@ _CALIBRATION_BATCH = 8
 def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Weights and arithmetic in float16; input and output as they were."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     # The l2-normalisation squares and sums: float16 would overflow from a length of 256 on.
     last = [node.name for node in copy.graph.node if node.name.startswith("/")]
-    return convert_float_to_float16(copy, keep_io_types=True, node_block_list=last)
+    model = OnnxModel(convert_float_to_float16(copy, keep_io_types=True, node_block_list=last))
+    model.topological_sort()  # the converter appends its casts at the end
+    return model.model
 
 
 def to_int8(
@@ -40,7 +43,7 @@ def to_int8(
     """
     from onnxruntime import quantization as q
 
-    class Reader(q.CalibrationDataReader):
+    class Reader(q.CalibrationDataReader):  # type: ignore[misc]  # untyped
         def __init__(self) -> None:
             starts = range(0, len(feeds), _CALIBRATION_BATCH)
             self._parts: Iterator[NDArray[Any]] = (

@@ -20,9 +20,9 @@ _LARGEST = 2 * 10**9  # protobuf's limit for one file
 
 def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) -> ModelInfo:
     """What the file is to say of itself, from the content of its checkpoint."""
-    data = content.get("data") or "unknown"
-    start = content.get("settings", {}).get("weights", "unknown")
-    start = Path(start).name  # never a path of the machine it was trained on
+    # Names alone, never a path of the machine it was trained on.
+    data = Path(content.get("data", {}).get("name", "unknown")).name
+    start = Path(content.get("settings", {}).get("weights", "unknown")).name
     return ModelInfo(
         input=kind,
         precision="fp32",

@@ -6,7 +6,7 @@ with the weights of one that was not.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,10 +56,10 @@ class Run:
         chooser: ImageStore,
         folder: Path,
         processes: Processes,
-        data: str = "",  # the set's name, for the record
+        data: Mapping[str, Any] | None = None,  # how to open the set again, for the record
     ) -> None:
         self.settings, self.train, self.chooser = settings, train, chooser
-        self.data = data
+        self.data = dict(data or {})
         self.folder, self.processes = folder, processes
         self.device = processes.device(settings.device)
         torch.manual_seed(settings.seed)

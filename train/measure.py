@@ -1,15 +1,20 @@
-"""`couce evaluate`: the metrics of a checkpoint on a test half, or of saved embeddings."""
+"""`couce evaluate`: the metrics of a checkpoint or a model on a test half, or of saved embeddings."""
 
+import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from couce.checkpoint import load_network
+from couce.embedder import Embedder
 from couce.errors import CouceError
 from couce.metrics import retrieval_metrics
+from couce.preprocess import ImageError, Preprocess
 from couce.train.data import open_dataset
+from couce.train.data.base import Split
 from couce.train.evaluate import measure
 from couce.train.images import ImageStore
 from couce.train.processes import Processes
@@ -18,16 +23,41 @@ KS = (1, 2, 4, 8)
 
 
 def measure_file(
-    model: Path, dataset: str, root: Path | None, train_classes: int | None, confounding: float
+    model: Path,
+    dataset: str,
+    root: Path | None,
+    train_classes: int | None,
+    confounding: float,
+    preparation: Sequence[str] = (),
 ) -> dict[str, float]:
-    """``model``: a checkpoint, or an .npz of ``embeddings`` (N, d) and ``labels`` (N,)."""
+    """``model``: a checkpoint, an ONNX model, or an .npz of ``embeddings`` (N, d) and ``labels`` (N,).
+
+    ``preparation`` says how images are prepared for an ONNX model that does not say so itself.
+    """
     if model.suffix == ".npz":
         return _measure_embeddings(model)
+    if model.suffix == ".onnx":
+        prepared = Preprocess.parse(preparation) if preparation else None
+        embedder = Embedder(model, preprocess=prepared)
+        test = open_dataset(dataset, root, train_classes, confounding).test
+        return _measure_onnx(embedder, test)
     network, preprocess, _ = load_network(model)
     device = Processes().device("auto")
     network.to(device).to(memory_format=torch.channels_last)
     test = open_dataset(dataset, root, train_classes, confounding).test
     return measure(network, ImageStore(test, preprocess), device, KS)
+
+
+def _measure_onnx(embedder: Embedder, test: Split) -> dict[str, float]:
+    """As :func:`measure`: images that cannot be decoded are warned of and left out."""
+    rows, labels = [], []
+    for label, row in zip(test.labels, embedder.stream(test.paths), strict=True):
+        if isinstance(row, ImageError):
+            warnings.warn(f"left out: {row}", stacklevel=2)
+        else:
+            rows.append(row)
+            labels.append(label)
+    return retrieval_metrics(rows, labels, KS)
 
 
 def _measure_embeddings(path: Path) -> dict[str, float]:

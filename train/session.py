@@ -33,6 +33,16 @@ class Data:
     confounding: float = 0.9
     allow_missing: bool = False
 
+    @property
+    def opening(self) -> dict[str, Any]:
+        """The arguments of :func:`open_dataset`, in plain values."""
+        return {
+            "name": self.name,
+            "root": None if self.root is None else str(self.root),
+            "train_classes": self.train_classes,
+            "confounding": self.confounding,
+        }
+
 
 def train(
     data: Data, settings: TrainSettings, folder: Path, resume: bool = False
@@ -57,7 +67,7 @@ def _train(
     data: Data, settings: TrainSettings, folder: Path, resume: bool, processes: Processes
 ) -> dict[str, Any]:
     with processes.leader_first():  # which draws what the others then find
-        found = open_dataset(data.name, data.root, data.train_classes, data.confounding)
+        found = open_dataset(**data.opening)
     if not data.allow_missing:
         check_counts(found)
     learning, held_out = _hold_out(found.train, settings)
@@ -70,7 +80,7 @@ def _train(
 
     test = store(found.test)
     chooser = test if held_out is None else store(held_out)
-    run = Run(settings, store(learning), chooser, folder, processes, found.name)
+    run = Run(settings, store(learning), chooser, folder, processes, data.opening)
     if resume and (folder / "last.pt").exists():
         run.resume(checkpoint.load(folder / "last.pt"))
     if not processes.leads:

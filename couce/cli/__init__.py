@@ -10,6 +10,7 @@ from couce.cli.analyze import analyze
 from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
+from couce.cli.embed import embed
 from couce.cli.evaluate import evaluate
 from couce.cli.export import export
 from couce.cli.train import train
@@ -28,6 +29,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(export)
+app.command()(embed)
 app.add_typer(data, name="data")
 app.add_typer(analyze, name="analyze")
 app.command()(doctor)

@@ -3,15 +3,20 @@ from typing import Annotated
 
 import typer
 
+from couce.cli.embed import Preparation
+
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A checkpoint (.pt), or embeddings (.npz).")],
+    model: Annotated[
+        Path, typer.Argument(help="A checkpoint (.pt), a model (.onnx), or embeddings (.npz).")
+    ],
     dataset: Annotated[str, typer.Argument(help="The set whose test half is searched.")] = "demo",
     data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
     train_classes: Annotated[
         int | None, typer.Option(help="Of a folder without halves: how many classes train.")
     ] = None,
     confounding: Annotated[float, typer.Option(min=0, max=1, help="Of the demo set.")] = 0.9,
+    preparation: Preparation = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the metrics as JSON.")] = None,
 ) -> None:
     """Measure retrieval on a test half."""
@@ -22,7 +27,7 @@ def evaluate(
     from couce.train.command import metrics_table
     from couce.train.measure import measure_file
 
-    metrics = measure_file(model, dataset, data, train_classes, confounding)
+    metrics = measure_file(model, dataset, data, train_classes, confounding, preparation or ())
     console = Console(highlight=False, markup=False)
     console.print(metrics_table({model.name: metrics}))
     target = out or model.with_suffix(".metrics.json")

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,28 +33,30 @@ def export(
     from couce.export.command import PARITY_IMAGES, Labelled
     from couce.export.command import export as run
     from couce.files import image_files
+    from couce.preprocess import ImageSource
     from couce.train.data import open_dataset
     from couce.train.data.demo import draw, examples
 
     console = Console(highlight=False, markup=False)
-    name = dataset or load(checkpoint).get("data") or "demo"
+    trained_on = load(checkpoint).get("data", {})
     try:
-        found = (
-            open_dataset(name, data) if name != "demo" or data or Path("data").exists() else None
-        )
-    except (CouceError, OSError) as error:
-        if dataset or data:
+        found = open_dataset(dataset, data) if dataset else open_dataset(**trained_on)
+    except (CouceError, OSError, TypeError) as error:
+        if dataset:
             raise
-        console.print(f"Compared on drawn pictures: {error}.", soft_wrap=True)
+        console.print(f"Compared on drawn pictures, as the training set is not here: {error}")
         found = None
+    images: list[ImageSource] = []
+    labelled = None
+    learn_from: Sequence[Path] = ()
     if found is not None:
+        learn_from = found.train.paths
         step = max(1, len(found.test.paths) // PARITY_IMAGES)
-        images = list(found.test.paths[::step][:PARITY_IMAGES])
+        images += found.test.paths[::step][:PARITY_IMAGES]
         labelled = Labelled(found.name, found.test.paths, found.test.labels)
     else:
         plan = examples(0.9, per_class=1, seed=0)
-        images, labelled = [draw(each) for each in plan[:PARITY_IMAGES]], None
-    learn_from = found.train.paths if found is not None else ()
+        images += [draw(each) for each in plan[:PARITY_IMAGES]]
     if calibrate is not None:
         learn_from = image_files(calibrate)
         if not learn_from:
@@ -62,7 +65,7 @@ def export(
         checkpoint,
         model,
         images,
-        kind=input_kind,
+        input_kind=input_kind,
         precision=precision,
         calibrate=learn_from,
         labelled=labelled,

@@ -28,7 +28,7 @@ DATASETS: dict[str, Source] = {
 
 def open_dataset(
     name: str,
-    root: Path | None = None,
+    root: Path | str | None = None,
     train_classes: int | None = None,
     confounding: float = 0.9,
 ) -> DataSet:
@@ -36,6 +36,7 @@ def open_dataset(
 
     ``demo`` is drawn if no ``root`` is given. Nothing is opened yet but lists and folders.
     """
+    root = None if root is None else Path(root)
     if name == "demo":
         target = root or Path("data") / f"demo-{confounding:g}"
         if root is None:

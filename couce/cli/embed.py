@@ -1,0 +1,59 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Preparation = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--preprocess",
+        help="Of a model that is not CouCE's: resize=256, crop=224, mean=0.5,0.5,0.5, std,"
+        " channels=BGR, scale=255, aspect=keep. Repeatable.",
+    ),
+]
+
+
+def embed(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "vectors.npz"
+    ),
+    model: Annotated[Path, typer.Option(help="The ONNX model.")] = Path("model.onnx"),
+    provider: Annotated[str, typer.Option(help="auto, cuda, tensorrt or cpu.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
+    preparation: Preparation = None,
+) -> None:
+    """Embed pictures into a file of vectors; class folders become labels."""
+    import numpy as np
+    from rich.progress import track
+
+    from couce.embedder import Embedder
+    from couce.errors import CouceError
+    from couce.files import labelled_files
+    from couce.preprocess import ImageError, Preprocess
+
+    prepared = Preprocess.parse(preparation) if preparation else None
+    embedder = Embedder(model, provider=provider, batch=batch, preprocess=prepared)
+    files = labelled_files(images)
+    typer.echo(f"{len(files)} images, {embedder.dim} dimensions, on {embedder.provider}")
+    found = []
+    rows = embedder.stream(path for path, _ in files)
+    pairs = zip(files, rows, strict=True)
+    for (path, label), row in track(pairs, "embedding", len(files), transient=True):
+        if isinstance(row, ImageError):
+            typer.echo(f"left out: {row}", err=True)
+        else:
+            found.append((path, label, row))
+    if not found:
+        raise CouceError(f"none of the {len(files)} images could be read; nothing was written")
+    paths, labels, vectors = zip(*found, strict=True)
+    arrays = {"embeddings": np.stack(vectors), "paths": np.array([str(path) for path in paths])}
+    if None not in labels:
+        arrays["labels"] = np.array(labels)
+    part = out.with_name(f"{out.name}.part")
+    with part.open("wb") as file:
+        np.savez(file, allow_pickle=False, model=np.array(embedder.hash), **arrays)
+    part.replace(out)
+    typer.echo(f"{len(found)} embeddings written to {out}.")
+    if "labels" in arrays:
+        typer.echo(f"Next: couce evaluate {out}")

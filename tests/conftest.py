@@ -1,0 +1,67 @@
+"""Small real models for everything that needs one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from couce.model_info import ModelInfo
+from couce.preprocess import Preprocess
+
+CROP, DIM = 16, 8
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> MakeModel:
+    """Writes an ONNX model that multiplies pixels by a random matrix; ``describe`` says if it is ours.
+
+    ``batch``, ``kind`` and ``info`` change its input's first dimension and type and its description.
+    """
+
+    def make(
+        name: str = "model.onnx",
+        describe: bool = True,
+        batch: int | str = "batch",
+        kind: int = TensorProto.UINT8,
+        **info: Any,
+    ) -> Path:
+        rng = np.random.default_rng(0)
+        matrix = rng.standard_normal((CROP * CROP * 3, DIM)).astype(np.float32)
+        shape = [batch, CROP, CROP, 3] if kind == TensorProto.UINT8 else [batch, 3, CROP, CROP]
+        graph = helper.make_graph(
+            [
+                helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
+                helper.make_node("Flatten", ["floats"], ["flat"]),
+                helper.make_node("MatMul", ["flat", "matrix"], ["embedding"]),
+            ],
+            "projection",
+            [helper.make_tensor_value_info("image", kind, shape)],
+            [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, [batch, DIM])],
+            [numpy_helper.from_array(matrix, "matrix")],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        if describe:
+            values = {
+                "input": "uint8" if kind == TensorProto.UINT8 else "float",
+                "precision": "fp32",
+                "backbone": "projection",
+                "dim": DIM,
+                "preprocess": Preprocess(resize=CROP, crop=CROP).to_dict(),
+                "weights": "0" * 64,
+                "dataset": "none",
+                "metrics": {},
+                "licence": "none",
+                "couce": "0",
+            }
+            described = ModelInfo.model_construct(**{"format": 1, **values, **info})
+            helper.set_model_props(model, described.to_metadata())
+        path = tmp_path / name
+        onnx.save(model, path)
+        return path
+
+    return make

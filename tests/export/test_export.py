@@ -1,0 +1,387 @@
+"""Export for real: torch beside onnxruntime, what the file holds, and what is refused."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
+
+from couce import checkpoint
+from couce.backbones import build_backbone
+from couce.embedder import Embedder
+from couce.errors import CouceError
+from couce.export import certificate
+from couce.export import command as exporting
+from couce.export.command import Labelled, export
+from couce.export.graph import PlainModel, to_onnx
+from couce.export.precision import harm_by_layer, layers_of, to_int8
+from couce.export.structure import differences, structure
+from couce.losses import LOSSES
+from couce.method import CouCE
+from couce.network import EmbeddingNetwork, Normalise
+from couce.preprocess import Preprocess
+from couce.train.data.demo import draw, examples
+
+DIM, CAPACITY = 24, 2048
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    return [draw(example) for example in examples(0.9, per_class=1, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pictures: list[Image.Image]) -> Path:
+    return trained(tmp_path_factory.mktemp("run") / "ckpt.pt", pictures)
+
+
+def trained(path: Path, pictures: list[Image.Image], **preprocessing: Any) -> Path:
+    """A checkpoint after some steps with all of CouCE, as training writes it."""
+    torch.manual_seed(0)
+    network = EmbeddingNetwork(build_backbone("tiny"), DIM)
+    preprocess = Preprocess(resize=72, crop=64, **preprocessing)
+    objective = CouCE(LOSSES["proxy-an"](num_classes=8, dim=DIM))
+    optimiser = torch.optim.Adam([*network.parameters(), *objective.parameters()], lr=1e-3)
+    images = torch.from_numpy(preprocess(pictures[:32]))
+    for _ in range(3):
+        m, m_tilde = network.views(images, objective.intervention)
+        optimiser.zero_grad()
+        objective(m, torch.arange(32) // 4, m_tilde).total.backward()
+        optimiser.step()
+    content = {
+        "model": checkpoint.describe_network(network, preprocess),
+        "settings": {"weights": "/home/me/start.pth"},
+        "data": {"name": "/home/me/birds"},
+        "metrics": {"R@1": 0.5},
+        "network": network.state_dict(),
+        "objective": objective.state_dict(),
+    }
+    checkpoint.save(path, content)
+    return path
+
+
+def embed_by_torch(path: Path, pictures: list[Image.Image]) -> np.ndarray:
+    """What the trained network gives, without any of export's code."""
+    network, preprocess, _ = checkpoint.load_network(path)
+    network.eval()
+    with torch.inference_mode():
+        rows = network(torch.from_numpy(preprocess(pictures)))
+    return F.normalize(rows, dim=1).numpy()
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
+def test_the_file_gives_what_the_network_gives(
+    tmp_path: Path, pictures: list[Image.Image], kind: str, channels: str
+) -> None:
+    path = trained(tmp_path / "ckpt.pt", pictures, channels=channels, scale=255.0, mean=(9, 99, 50))
+    done = export(path, tmp_path / "model.onnx", pictures[:40], kind)
+    assert done.parity.images == 40
+    assert done.parity.cosine > 0.9999
+    expected = embed_by_torch(path, pictures)
+    rows = Embedder(tmp_path / "model.onnx").embed(pictures)
+    assert (rows * expected).sum(axis=1).min() > 0.9999
+
+
+def test_three_lines_of_plain_onnxruntime(
+    saved: Path, tmp_path: Path, pictures: list[Image.Image]
+) -> None:
+    export(saved, tmp_path / "model.onnx", pictures[:8])
+    # The three lines of docs/export.md, as they stand there.
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
+    images = np.stack([np.asarray(picture) for picture in pictures[:5]])
+    names: dict[str, Any] = {"images": images}
+    code = code.replace('"model.onnx"', repr(str(tmp_path / "model.onnx")))
+    exec(code, names)  # noqa: S102 (our own documentation)
+    assert len([line for line in code.strip().splitlines() if line.strip()]) == 3
+    assert names["embeddings"].shape == (5, DIM)
+    np.testing.assert_allclose(np.linalg.norm(names["embeddings"], axis=1), 1, atol=1e-5)
+
+
+def test_what_the_file_holds(saved: Path, tmp_path: Path, pictures: list[Image.Image]) -> None:
+    target = tmp_path / "model.onnx"
+    export(saved, target, pictures[:8])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    model = onnx.load(target)
+    onnx.checker.check_model(model, full_check=True)
+    (image,), (embedding,) = model.graph.input, model.graph.output
+    assert (image.name, embedding.name) == ("image", "embedding")
+    shape = [dim.dim_param or dim.dim_value for dim in image.type.tensor_type.shape.dim]
+    assert shape == ["batch", 64, 64, 3]
+    # Convolutions with the BatchNorm behind them folded into weight and bias, the head, and the six
+    # constants of normalisation: nothing else has a value.
+    network, _, content = checkpoint.load_network(saved)
+    convolutions = [m for m in network.modules() if isinstance(m, torch.nn.Conv2d)]
+    expected = sum(c.weight.numel() + c.out_channels for c in convolutions)
+    expected += sum(p.numel() for p in network.head.parameters()) + 6
+    assert structure(model).parameters == expected
+    dictionary = content["objective"]["odba.dictionary"]
+    assert dictionary.shape == (CAPACITY, DIM)
+    assert target.stat().st_size < 4 * (expected + dictionary.numel())
+    # Nothing of the machine it was made on.
+    text = target.read_bytes()
+    for secret in (b"/home/me", b"site-packages", str(Path.cwd()).encode(), b".py"):
+        assert secret not in text
+    info = Embedder(target).info
+    assert info is not None
+    assert info.dataset == "birds"
+    assert info.metrics == {"R@1": 0.5}
+    assert "'start.pth'" in info.licence
+    assert re.fullmatch("[0-9a-f]{64}", info.weights)
+
+
+def test_operations_are_counted_as_torch_counts_them(saved: Path) -> None:
+    network, preprocess, _ = checkpoint.load_network(saved)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.eval()(torch.randn(1, 3, 64, 64))
+    assert structure(to_onnx(network, preprocess, "uint8")).flops == counter.get_total_flops()
+
+
+@pytest.fixture
+def damaged_export(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An exporter that gets the weights of one layer wrong."""
+    layer = "backbone.stage2.layer4"
+
+    def wrong(*arguments: Any) -> onnx.ModelProto:
+        proto = to_onnx(*arguments)
+        node = next(n for n in proto.graph.node if n.op_type == "Conv" and n.name.startswith(layer))
+        weight = next(t for t in proto.graph.initializer if t.name == node.input[1])
+        values = onnx.numpy_helper.to_array(weight)
+        weight.CopyFrom(onnx.numpy_helper.from_array(-values, weight.name))
+        return proto
+
+    monkeypatch.setattr(exporting, "to_onnx", wrong)
+    return layer
+
+
+def test_a_difference_writes_nothing_and_names_image_and_layer(
+    saved: Path, tmp_path: Path, pictures: list[Image.Image], damaged_export: str
+) -> None:
+    target = tmp_path / "model.onnx"
+    target.write_bytes(b"the one of before")
+    for n, picture in enumerate(pictures[:9]):
+        picture.save(tmp_path / f"{n}.png")
+    images = [tmp_path / f"{n}.png" for n in range(9)]
+    with pytest.raises(CouceError, match=r"\d\.png has a cosine of .* nothing was written") as raised:
+        export(saved, target, images)
+    assert damaged_export in str(raised.value)
+    assert target.read_bytes() == b"the one of before"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_structures_differ_by_nodes_attributes_shapes_and_steering_values(saved: Path) -> None:
+    network, preprocess, _ = checkpoint.load_network(saved)
+    proto = to_onnx(network, preprocess, "uint8")
+    whole = structure(proto)
+    assert not differences(whole, structure(proto))
+
+    def changed(change: Callable[[onnx.GraphProto], None]) -> list[str]:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        change(copy.graph)
+        return differences(structure(copy), whole)
+
+    def attribute(graph: onnx.GraphProto) -> None:
+        node = next(n for n in graph.node if n.op_type == "Conv")
+        next(a for a in node.attribute if a.name == "strides").ints[:] = [1, 1]
+
+    def extra_node(graph: onnx.GraphProto) -> None:
+        last = graph.node[-1]
+        last.output[0] = "before"
+        graph.node.append(onnx.helper.make_node("Identity", ["before"], ["embedding"]))
+
+    def axes(graph: onnx.GraphProto) -> None:
+        node = next(n for n in graph.node if n.op_type == "ReduceMean")
+        tensor = next(t for t in graph.initializer if t.name == node.input[1])
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([-1, 2]), tensor.name))
+
+    def weights(graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            values = onnx.numpy_helper.to_array(tensor)
+            if values.dtype == np.float32 and values.size > 1:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values * 2 + 1, tensor.name))
+
+    assert "Conv" in changed(attribute)[0]
+    assert f"{len(whole.nodes) + 1} nodes instead of {len(whole.nodes)}" in changed(extra_node)
+    assert changed(axes)
+    assert not changed(weights)  # the claim is about structure
+
+
+def test_a_certificate(saved: Path, tmp_path: Path, pictures: list[Image.Image]) -> None:
+    target = tmp_path / "model.onnx"
+    export(saved, target, pictures[:8], certified=True)
+    content = json.loads((tmp_path / "model.certificate.json").read_text())
+    assert content["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
+    rows = {row["name"]: row for row in content["rows"]}
+    assert list(rows) == ["model.onnx", *certificate.ROWS]
+    assert len({row["structure"]["sha256"] for row in rows.values()}) == 1
+    # What was left out: proxies always; with ODBA the dictionary, its statistics and its counters.
+    assert rows["base"]["left_out"] == 2 * DIM
+    assert rows["CouCE, K = 8192"]["left_out"] == 2 * DIM + 8192 * DIM + 3 * DIM + 3
+    assert all(row["low"] <= row["ratio"] <= row["high"] for row in rows.values())
+    page = (tmp_path / "model.certificate.html").read_text()
+    assert "They are identical" in page
+    assert "<td>CouCE, K = 4096</td>" in page
+
+
+def test_a_graph_that_is_not_base_gets_no_certificate(
+    saved: Path, tmp_path: Path, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_max_pooling(*arguments: Any) -> Any:
+        network, preprocess, content = checkpoint.load_network(*arguments)
+        network.pooling = "avg+max"
+        return network, preprocess, content
+
+    monkeypatch.setattr(exporting, "load_network", with_max_pooling)
+    with pytest.raises(CouceError, match="no certificate: the graph of model.onnx is not that of the"):
+        export(saved, tmp_path / "model.onnx", pictures[:8], certified=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_and_fp16_say_what_they_cost(
+    saved: Path, tmp_path: Path, pictures: list[Image.Image]
+) -> None:
+    paths = []
+    for n, picture in enumerate(pictures):
+        paths.append(tmp_path / f"{n}.png")
+        picture.save(paths[-1])
+    labelled = Labelled("pictures", paths, np.arange(len(paths)) // 8)
+    export(saved, tmp_path / "fp32.onnx", paths[:8])
+    plain = Embedder(tmp_path / "fp32.onnx").embed(paths)
+    for precision, cosine, share in (("int8", 0.98, 0.45), ("fp16", 0.999, 0.6)):
+        said: list[str] = []
+        target = tmp_path / f"{precision}.onnx"
+        done = export(
+            saved,
+            target,
+            paths[:8],
+            precision=precision,
+            calibrate=paths,
+            labelled=labelled,
+            say=said.append,
+        )
+        embedder = Embedder(target)
+        assert embedder.info is not None
+        assert embedder.info.precision == precision
+        assert (embedder.embed(paths) * plain).sum(axis=1).min() > cosine
+        assert target.stat().st_size < share * (tmp_path / "fp32.onnx").stat().st_size
+        assert done.lost is not None
+        assert done.lost["R@1"] <= exporting.MOST_LOST
+        assert any(f"{precision}: " in line and "times the images/s" in line for line in said)
+    operators = {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= operators
+
+
+def test_the_layer_that_8_bits_harm_is_found_and_skipped(
+    saved: Path, pictures: list[Image.Image]
+) -> None:
+    """One channel a thousand times larger, and smaller again behind: the same function in floats."""
+    network, preprocess, _ = checkpoint.load_network(saved)
+    block: Any = network.backbone.stage2.layer4  # type: ignore[union-attr]
+    with torch.no_grad():
+        block.body[1].weight[0] *= 1000
+        block.body[1].bias[0] *= 1000
+        block.body[3].weight[:, 0] /= 1000
+    model = PlainModel(network, preprocess, "uint8").eval()
+    proto = to_onnx(network, preprocess, "uint8")
+    feeds = np.stack([preprocess.pixels(picture) for picture in pictures[:16]])
+    assert "backbone.stage2.layer4" in layers_of(proto)
+    harm = harm_by_layer(proto, feeds, feeds, exporting._run)
+    assert next(iter(harm)) == "backbone.stage2.layer4"
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(feeds)).numpy()
+    turned = [
+        1 - float((exporting._run(each, feeds) * expected).sum(axis=1).mean())
+        for each in (to_int8(proto, feeds), to_int8(proto, feeds, ["backbone.stage2.layer4"]))
+    ]
+    assert turned[1] < turned[0] / 4
+
+
+def test_normalise_in_graph_is_that_of_preprocess() -> None:
+    preprocess = Preprocess(resize=8, crop=8, channels="BGR", scale=255.0, mean=(1.0, 2.0, 3.0))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
+    graph = Normalise(preprocess)(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(graph, preprocess.normalise(pixels), rtol=1e-5, atol=1e-5)
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "couce", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_commands_as_typed(saved: Path, tmp_path: Path, pictures: list[Image.Image]) -> None:
+    (tmp_path / "ckpt.pt").write_bytes(saved.read_bytes())
+    done = run("export", "ckpt.pt", "model.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # none of the exporter's chatter
+    assert "Compared on drawn pictures" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Written to model.onnx. Next: couce ")
+
+    for n, picture in enumerate(pictures[:6]):
+        folder = tmp_path / "gallery" / f"class {n % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"{n}.png")
+    (tmp_path / "gallery" / "class 0" / "broken.png").write_bytes(b"no picture")
+    done = run("embed", "gallery", "-o", "vectors.npz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "broken.png is not an image" in done.stderr
+    with np.load(tmp_path / "vectors.npz") as arrays:
+        assert arrays["embeddings"].shape == (6, DIM)
+        assert arrays["labels"].tolist() == ["class 0"] * 3 + ["class 1"] * 3
+    one = run("evaluate", "vectors.npz", cwd=tmp_path)
+    (tmp_path / "gallery" / "class 0" / "broken.png").unlink()
+    (tmp_path / "set").mkdir()
+    for half in ("train", "test"):
+        (tmp_path / "set" / half).symlink_to(tmp_path / "gallery")
+    other = run("evaluate", "model.onnx", "set", cwd=tmp_path)
+    assert one.returncode == other.returncode == 0, one.stderr + other.stderr
+    metrics = [json.loads((tmp_path / f"{n}.metrics.json").read_text()) for n in ("vectors", "model")]
+    assert metrics[0] == pytest.approx(metrics[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["export", "absent.pt", "model.onnx"], "there is no checkpoint at absent.pt"),
+        (["export", "notes.txt", "model.onnx"], "cannot be read as a checkpoint"),
+        (["export", "ckpt.pt", "nowhere/model.onnx"], "there is no folder nowhere"),
+        (["export", "ckpt.pt", "model.onnx", "--precision", "int4"], "known: fp32, fp16, int8"),
+        (["export", "ckpt.pt", "model.onnx", "--precision", "int8"], "--calibrate"),
+        (["export", "ckpt.pt", "model.onnx", "--input", "png"], "known: uint8, float"),
+        (["export", "ckpt.pt", "model.onnx", "--dataset", "cubs"], "did you mean 'cub'"),
+        (["embed", "."], "there is no model at model.onnx; `couce export` makes one"),
+        (["embed", "absent", "--model", "ckpt.pt"], "ckpt.pt cannot be used as a model"),
+        (["evaluate", "notes.onnx", "demo"], "there is no model at notes.onnx"),
+    ],
+)
+def test_wrong_calls_are_sentences(
+    arguments: list[str], words: str, saved: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ckpt.pt").write_bytes(saved.read_bytes())
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_the_exported_model_runs_at_its_stated_opset(saved: Path, tmp_path: Path) -> None:
+    network, preprocess, _ = checkpoint.load_network(saved)
+    proto = to_onnx(network, preprocess, "float")
+    assert [(o.domain, o.version) for o in proto.opset_import] == [("", 20)]
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    assert session.get_inputs()[0].type == "tensor(float)"

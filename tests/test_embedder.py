@@ -1,0 +1,249 @@
+"""The embedder: where it runs, what it refuses, and that it gives what the model gives."""
+
+import os
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto
+from PIL import Image
+
+from couce.embedder import Embedder, open_on
+from couce.errors import CouceError
+from couce.preprocess import ImageError, Preprocess
+
+MakeModel = Callable[..., Path]
+CROP, DIM = 16, 8
+
+
+def picture(seed: int, size: tuple[int, int] = (24, 18)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def as_bytes(image: Image.Image, kind: str = "PNG") -> bytes:
+    file = BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def by_hand(path: Path, images: list[Image.Image]) -> np.ndarray:
+    """Rows of the uint8 model of the fixture, in numpy."""
+    (matrix,) = onnx.load(path).graph.initializer
+    pixels = [np.asarray(i.resize((CROP, CROP), Image.Resampling.BILINEAR)) for i in images]
+    rows = np.stack(pixels).reshape(len(images), -1) @ onnx.numpy_helper.to_array(matrix)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_bytes_paths_and_images_in_order(make_model: MakeModel, tmp_path: Path) -> None:
+    images = [picture(seed) for seed in range(7)]
+    images[1].save(tmp_path / "one.png")
+    sources = [as_bytes(images[0]), tmp_path / "one.png", str(tmp_path / "one.png"), images[2]]
+    sources += [lambda: as_bytes(images[3]), *images[4:]]
+    embedder = Embedder(make_model(), batch=3)
+    rows = embedder.embed(sources)
+    expected = by_hand(embedder.path, [images[i] for i in (0, 1, 1, 2, 3, 4, 5, 6)])
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    assert embedder.embed([]).shape == (0, DIM)
+    assert embedder.info is not None
+    assert embedder.info.backbone == "projection"
+
+
+def test_upright_and_in_any_mode(make_model: MakeModel) -> None:
+    embedder = Embedder(make_model())
+    image = picture(0)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    turned = BytesIO()
+    image.rotate(180).save(turned, "PNG", exif=exif)
+    rows = embedder.embed([image, turned.getvalue(), image.convert("RGBA")])
+    np.testing.assert_allclose(rows[1:], rows[[0, 0]], atol=1e-6)
+
+
+def test_a_stream_names_broken_images_in_their_place(make_model: MakeModel, tmp_path: Path) -> None:
+    whole = as_bytes(picture(0, (300, 300)), "JPEG")
+    sources = [whole, whole[: len(whole) // 2], b"no picture", tmp_path / "absent.png", whole]
+    embedder = Embedder(make_model(), batch=2)
+    found = list(embedder.stream(sources))
+    assert [isinstance(each, ImageError) for each in found] == [False, True, True, True, False]
+    assert "absent.png" in str(found[3])
+    np.testing.assert_array_equal(found[0], found[4])
+    with pytest.raises(ImageError, match="damaged"):
+        embedder.embed(sources)
+
+
+def test_a_stream_takes_no_more_than_two_batches_ahead(make_model: MakeModel) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Image.Image]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield picture(taken)
+
+    stream = Embedder(make_model(), batch=4).stream(endless())
+    for _ in range(5):
+        next(stream)
+    assert taken <= 5 + 2 * 4
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_limit_of_pixels(make_model: MakeModel) -> None:
+    with pytest.raises(ImageError, match="100 pixels allowed"):
+        Embedder(make_model(), max_pixels=100).embed([as_bytes(picture(0))])
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 4])
+def test_a_foreign_model_with_its_preprocessing_said(
+    make_model: MakeModel, batch: int | str
+) -> None:
+    """Float input, (N, 3, H, W), normalised outside; a fixed batch is filled up."""
+    path = make_model(describe=False, batch=batch, kind=TensorProto.FLOAT)
+    preprocess = Preprocess.parse(["resize=20", "crop=16", "channels=BGR", "mean=0.5,0.4,0.3"])
+    images = [picture(seed) for seed in range(6)]
+    embedder = Embedder(path, preprocess=preprocess)
+    session = onnxruntime.InferenceSession(path)
+    rows = []
+    for image in images:
+        fed = preprocess([image])
+        fed = np.repeat(fed, batch, axis=0) if isinstance(batch, int) else fed
+        rows.append(session.run(None, {"image": fed})[0][0])
+    expected = np.stack(rows) / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(embedder.embed(images), expected, atol=1e-5)
+    assert embedder.info is None
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "words"),
+    [
+        ({"describe": False}, None, "--preprocess resize=256"),
+        ({}, Preprocess(resize=16, crop=16), "says itself how"),
+        ({"describe": False}, Preprocess(), r"its input is \[16, 16, 3\], but the images"),
+        ({"format": 7}, None, "its format is 7, and this version of CouCE reads 1"),
+        ({"dim": 9}, None, "gives 8 numbers but describes 9"),
+        ({"preprocess": {"cake": 1}}, None, "no description of preprocessing"),
+        ({"describe": False, "kind": TensorProto.INT64}, Preprocess(16, 16), "which is no image"),
+    ],
+)
+def test_models_that_do_not_fit(
+    make_model: MakeModel, options: dict[str, object], given: Preprocess | None, words: str
+) -> None:
+    with pytest.raises(CouceError, match=words):
+        Embedder(make_model(**options), preprocess=given)
+
+
+def test_files_that_are_no_models(make_model: MakeModel, tmp_path: Path) -> None:
+    whole = make_model().read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "picture.onnx").write_bytes(as_bytes(picture(0)))
+    (tmp_path / "folder.onnx").mkdir()
+    for name in ("cut", "empty", "picture", "folder", "absent"):
+        with pytest.raises(CouceError) as raised:
+            Embedder(tmp_path / f"{name}.onnx")
+        assert f"{name}.onnx" in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../secret.bin", "weights.bin"])
+@pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
+def test_a_model_that_reaches_for_other_files_is_refused_unopened(
+    make_model: MakeModel, location: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_model()
+    model = onnx.load(path)
+    tensor = onnx.TensorProto(
+        name="stolen", dims=[4], data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL
+    )
+    tensor.external_data.add(key="location", value=location)
+    if place == "initializer":
+        model.graph.initializer.append(tensor)
+    elif place == "attribute":
+        node = onnx.helper.make_node("Constant", [], ["stolen"], value=tensor)
+        model.graph.node.append(node)
+    else:
+        graph = onnx.GraphProto(name="inner", initializer=[tensor])
+        model.graph.node.append(
+            onnx.helper.make_node("If", ["image"], ["x"], then_branch=graph, else_branch=graph)
+        )
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+    with pytest.raises(CouceError, match="keeps its weights in other files"):
+        Embedder(path)
+
+
+def test_damage_anywhere_is_a_sentence(make_model: MakeModel, tmp_path: Path) -> None:
+    """Bit flips in what is not weights: either it still opens, or it is one sentence."""
+    whole = bytearray(make_model().read_bytes())
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for at in rng.integers(0, len(whole), 3):
+            at = at % 600 if rng.random() < 0.5 else -(at % 600) - 1
+            damaged[at] ^= 1 << int(rng.integers(8))
+        (tmp_path / "damaged.onnx").write_bytes(damaged)
+        try:
+            Embedder(tmp_path / "damaged.onnx")
+            outcomes.add("opened")
+        except CouceError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    assert "refused" in outcomes
+
+
+class FakeSession:
+    """A session that reports what onnxruntime would, where there is or is not a GPU."""
+
+    def __init__(self, providers: list[str]) -> None:
+        self._providers = providers
+
+    def get_providers(self) -> list[str]:
+        return self._providers
+
+
+CPU, CUDA, TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "working", "chosen"),
+    [
+        ("auto", [TENSORRT, CUDA, CPU], {CUDA, TENSORRT}, "cuda"),
+        ("auto", [TENSORRT, CUDA, CPU], {TENSORRT}, "tensorrt"),
+        ("auto", [TENSORRT, CUDA, CPU], set(), "cpu"),  # the silent fall-back
+        ("auto", [CPU], set(), "cpu"),
+        ("cuda", [TENSORRT, CUDA, CPU], {CUDA}, "cuda"),
+        ("cpu", [TENSORRT, CUDA, CPU], {CUDA}, "cpu"),
+        ("cuda", [TENSORRT, CUDA, CPU], set(), None),
+        ("cuda", [CPU], set(), None),
+        ("tensorrt", [TENSORRT, CUDA, CPU], {CUDA}, None),
+    ],
+)
+def test_a_provider_counts_only_if_the_session_reports_it(
+    wanted: str, available: list[str], working: set[str], chosen: str | None
+) -> None:
+    def open_session(providers: list[str]) -> FakeSession:
+        return FakeSession([each for each in providers if each in working or each == CPU])
+
+    if chosen is None:
+        with pytest.raises(CouceError, match=f"{wanted} does not work here; `couce doctor`"):
+            open_on(wanted, available, open_session)
+    else:
+        name, session = open_on(wanted, available, open_session)
+        assert name == chosen
+        assert len(session.get_providers()) == (1 if chosen == "cpu" else 2)
+
+
+def test_providers_for_real(make_model: MakeModel) -> None:
+    with pytest.raises(CouceError, match="known: auto, cuda, tensorrt, cpu"):
+        Embedder(make_model(), provider="gpu")
+    embedder = Embedder(make_model())
+    expected = "cuda" if CUDA in onnxruntime.get_available_providers() else "cpu"
+    assert embedder.provider == expected
+    assert embedder.threads <= len(os.sched_getaffinity(0))
