@@ -18,7 +18,7 @@ from couce.errors import CouceError, unknown_name
 from couce.export import certificate
 from couce.export.graph import Input, PlainModel, to_onnx
 from couce.export.parity import Parity, as_input, check_parity, open_session
-from couce.export.precision import harm_by_layer, to_fp16, to_int8
+from couce.export.precision import harm_by_layer, to_int8
 from couce.export.write import describe, serialise, write
 from couce.metrics import retrieval_metrics
 from couce.preprocess import ImageSource, Preprocess, open_image
@@ -79,11 +79,11 @@ def export(
     written = plain
     if precision != "fp32":
         reduced = info.model_copy(update={"precision": precision})
-        feeds = as_input(model, _pixels(_spread(calibrate, CALIBRATION_IMAGES), preprocess))
         if precision == "fp16":
-            written = serialise(to_fp16(proto), reduced)
+            written = serialise(to_onnx(network, preprocess, kind, half=True), reduced)
             lost = _compare(plain, written, labelled, precision, say)
         else:
+            feeds = as_input(model, _pixels(_spread(calibrate, CALIBRATION_IMAGES), preprocess))
             written, lost = _int8(proto, plain, feeds, reduced, labelled, say)
     if certified:
         _certify(target, written, proto, content, preprocess, kind, say)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -26,19 +27,25 @@ class PlainModel(nn.Module):
     """Pixels to unit embeddings: all that is left of a training.
 
     ``uint8``: (N, H, W, 3), as images come. ``float``: (N, 3, H, W) from 0 to 1. RGB in both; the
-    channel order, mean and std that the backbone wants are part of the graph.
+    channel order, mean and std that the backbone wants are part of the graph. ``half``: the network
+    computes in float16, for GPUs; what is before and behind it stays in float32, where pixels of 0-255
+    and squares of large embeddings are safe.
     """
 
-    def __init__(self, network: EmbeddingNetwork, preprocess: Preprocess, kind: Input) -> None:
+    def __init__(
+        self, network: EmbeddingNetwork, preprocess: Preprocess, kind: Input, half: bool = False
+    ) -> None:
         super().__init__()
         self.kind = kind
+        self.half_precision = half
         self.normalise = Normalise(preprocess)
-        self.network = network
+        self.network = copy.deepcopy(network).half() if half else network
 
     def forward(self, image: Tensor) -> Tensor:
         if self.kind == "float":
             image = (image * 255).permute(0, 2, 3, 1)
-        m = self.network(self.normalise(image))
+        normalised = self.normalise(image)
+        m = self.network(normalised.half() if self.half_precision else normalised).float()
         # Written out: torch's normalize exports with a shape computed at run time.
         return m / m.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
@@ -48,9 +55,11 @@ class PlainModel(nn.Module):
         return torch.randint(0, 256, (batch, crop, crop, 3), dtype=torch.uint8)
 
 
-def to_onnx(network: EmbeddingNetwork, preprocess: Preprocess, kind: Input) -> onnx.ModelProto:
+def to_onnx(
+    network: EmbeddingNetwork, preprocess: Preprocess, kind: Input, half: bool = False
+) -> onnx.ModelProto:
     """The graph ``image`` -> ``embedding`` with a dynamic batch, its nodes named by their layers."""
-    model = PlainModel(network, preprocess, kind).eval()
+    model = PlainModel(network, preprocess, kind, half).eval()
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             model,

@@ -1,4 +1,4 @@
-"""Smaller and faster: the same model in half precision (for GPUs) or in 8-bit integers (for CPUs)."""
+"""Smaller and faster on CPUs: the same model in 8-bit integers."""
 
 import contextlib
 import logging
@@ -17,20 +17,6 @@ from couce.errors import CouceError
 # their rounding would go straight into the embedding.
 _QUANTISED = ["Conv", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "Concat"]
 _CALIBRATION_BATCH = 8
-
-
-def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Weights and arithmetic in float16; input and output as they were."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    # The l2-normalisation squares and sums: float16 would overflow from a length of 256 on.
-    last = [node.name for node in copy.graph.node if node.name.startswith("/")]
-    model = OnnxModel(convert_float_to_float16(copy, keep_io_types=True, node_block_list=last))
-    model.topological_sort()  # the converter appends its casts at the end
-    return model.model
 
 
 def to_int8(

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 
-from couce.embedder import Embedder, open_on
+from couce.embedder import Embedder, Source, open_on
 from couce.errors import CouceError
 from couce.preprocess import ImageError, Preprocess
 
@@ -42,7 +42,12 @@ def by_hand(path: Path, images: list[Image.Image]) -> np.ndarray:
 def test_bytes_paths_and_images_in_order(make_model: MakeModel, tmp_path: Path) -> None:
     images = [picture(seed) for seed in range(7)]
     images[1].save(tmp_path / "one.png")
-    sources = [as_bytes(images[0]), tmp_path / "one.png", str(tmp_path / "one.png"), images[2]]
+    sources: list[Source] = [
+        as_bytes(images[0]),
+        tmp_path / "one.png",
+        str(tmp_path / "one.png"),
+        images[2],
+    ]
     sources += [lambda: as_bytes(images[3]), *images[4:]]
     embedder = Embedder(make_model(), batch=3)
     rows = embedder.embed(sources)
@@ -68,7 +73,13 @@ def test_upright_and_in_any_mode(make_model: MakeModel) -> None:
 
 def test_a_stream_names_broken_images_in_their_place(make_model: MakeModel, tmp_path: Path) -> None:
     whole = as_bytes(picture(0, (300, 300)), "JPEG")
-    sources = [whole, whole[: len(whole) // 2], b"no picture", tmp_path / "absent.png", whole]
+    sources: list[bytes | Path] = [
+        whole,
+        whole[: len(whole) // 2],
+        b"no picture",
+        tmp_path / "absent.png",
+        whole,
+    ]
     embedder = Embedder(make_model(), batch=2)
     found = list(embedder.stream(sources))
     assert [isinstance(each, ImageError) for each in found] == [False, True, True, True, False]
@@ -182,7 +193,7 @@ def test_damage_anywhere_is_a_sentence(make_model: MakeModel, tmp_path: Path) ->
     """Bit flips in what is not weights: either it still opens, or it is one sentence."""
     whole = bytearray(make_model().read_bytes())
     rng = np.random.default_rng(0)
-    outcomes = set()
+    said = []
     for _ in range(150):
         damaged = bytearray(whole)
         for at in rng.integers(0, len(whole), 3):
@@ -191,11 +202,10 @@ def test_damage_anywhere_is_a_sentence(make_model: MakeModel, tmp_path: Path) ->
         (tmp_path / "damaged.onnx").write_bytes(damaged)
         try:
             Embedder(tmp_path / "damaged.onnx")
-            outcomes.add("opened")
         except CouceError as error:
-            assert "\n" not in str(error)
-            outcomes.add("refused")
-    assert "refused" in outcomes
+            said.append(str(error))
+    assert len(said) > 50
+    assert not [sentence for sentence in said if "\n" in sentence]
 
 
 class FakeSession:

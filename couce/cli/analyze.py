@@ -47,3 +47,33 @@ def ablation(
     console.print(
         f"Last epochs, {seeds} seeds, run by run in {out / 'ablation.json'}.", soft_wrap=True
     )
+
+
+@analyze.command()
+def confounding(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs on the demo set.")],
+) -> None:
+    """Say what embeddings of the demo set are made of, and what ODBA's gate selects."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from couce.train.analysis.confounding import FACTORS, analyse
+
+    table = Table(
+        title="Share of variance (%), and the gate's correlation with it", show_lines=True
+    )
+    for column in ("run", "half", *FACTORS, "gate", "gradients / base loss's"):
+        table.add_column(column, overflow="fold")
+    for run in runs:
+        found = analyse(run)
+        gate = "" if found.gate is None else " ".join(f"{value:.2f}" for value in found.gate)
+        gradients = " ".join(f"{n} {v:.4f}" for n, v in found.gradients.items() if n != "dml")
+        for half, explained in (("train", found.train), ("test", found.test)):
+            cells = [
+                f"{100 * explained.shares[factor]:.0f}"
+                + ("" if explained.gate is None else f" ({explained.gate[factor]:+.2f})")
+                for factor in FACTORS
+            ]
+            last = (gate, gradients) if half == "train" else ("", "")
+            table.add_row(run.name if half == "train" else "", half, *cells, *last)
+    Console(highlight=False, markup=False).print(table)

@@ -175,7 +175,9 @@ def test_a_difference_writes_nothing_and_names_image_and_layer(
     for n, picture in enumerate(pictures[:9]):
         picture.save(tmp_path / f"{n}.png")
     images = [tmp_path / f"{n}.png" for n in range(9)]
-    with pytest.raises(CouceError, match=r"\d\.png has a cosine of .* nothing was written") as raised:
+    with pytest.raises(
+        CouceError, match=r"\d\.png has a cosine of .* nothing was written"
+    ) as raised:
         export(saved, target, images)
     assert damaged_export in str(raised.value)
     assert target.read_bytes() == b"the one of before"
@@ -246,7 +248,9 @@ def test_a_graph_that_is_not_base_gets_no_certificate(
         return network, preprocess, content
 
     monkeypatch.setattr(exporting, "load_network", with_max_pooling)
-    with pytest.raises(CouceError, match="no certificate: the graph of model.onnx is not that of the"):
+    with pytest.raises(
+        CouceError, match=r"no certificate: the graph of model\.onnx is not that of the"
+    ):
         export(saved, tmp_path / "model.onnx", pictures[:8], certified=True)
     assert not list(tmp_path.iterdir())
 
@@ -290,7 +294,7 @@ def test_the_layer_that_8_bits_harm_is_found_and_skipped(
 ) -> None:
     """One channel a thousand times larger, and smaller again behind: the same function in floats."""
     network, preprocess, _ = checkpoint.load_network(saved)
-    block: Any = network.backbone.stage2.layer4  # type: ignore[union-attr]
+    block: Any = network.backbone.stage2.layer4
     with torch.no_grad():
         block.body[1].weight[0] *= 1000
         block.body[1].bias[0] *= 1000
@@ -348,7 +352,9 @@ def test_commands_as_typed(saved: Path, tmp_path: Path, pictures: list[Image.Ima
         (tmp_path / "set" / half).symlink_to(tmp_path / "gallery")
     other = run("evaluate", "model.onnx", "set", cwd=tmp_path)
     assert one.returncode == other.returncode == 0, one.stderr + other.stderr
-    metrics = [json.loads((tmp_path / f"{n}.metrics.json").read_text()) for n in ("vectors", "model")]
+    metrics = [
+        json.loads((tmp_path / f"{n}.metrics.json").read_text()) for n in ("vectors", "model")
+    ]
     assert metrics[0] == pytest.approx(metrics[1])
 
 
@@ -379,7 +385,7 @@ def test_wrong_calls_are_sentences(
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_the_exported_model_runs_at_its_stated_opset(saved: Path, tmp_path: Path) -> None:
+def test_the_exported_model_runs_at_its_stated_opset(saved: Path) -> None:
     network, preprocess, _ = checkpoint.load_network(saved)
     proto = to_onnx(network, preprocess, "float")
     assert [(o.domain, o.version) for o in proto.opset_import] == [("", 20)]

@@ -99,7 +99,7 @@ def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
             command += ["--resume", str(target)]
         else:
             command += [*cell.settings, "--out", str(target)]
-        log = target.with_suffix(".log")
+        log = target.with_name(f"{target.name}.log")
         with log.open("w") as file:
             done = subprocess.run(  # noqa: S603 (this very command, no shell)
                 command,

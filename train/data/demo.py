@@ -79,6 +79,11 @@ def draw(example: Example) -> Image.Image:
     return Image.fromarray(lit)
 
 
+def example_of(path: Path, plan: list[Example]) -> Example:
+    """Which of :func:`examples` a file of :func:`write_demo` shows."""
+    return plan[int(path.stem)]
+
+
 def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed: int = 0) -> Path:
     """Writes ``train/CLASS/N.png`` and ``test/CLASS/N.png`` below ``folder``, unless they are there.
 
@@ -108,6 +113,14 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
         if not folder.exists() or _recipe(folder) != recipe:  # else the other was quicker
             raise
     return folder
+
+
+def read_plan(folder: Path) -> list[Example]:
+    """The examples that the demo set in ``folder`` was drawn from."""
+    recipe = _recipe(folder)
+    if recipe is None:
+        raise CouceError(f"{folder} is not a demo set")
+    return examples(recipe["confounding"], int(recipe["per_class"]), int(recipe["seed"]))
 
 
 def _recipe(folder: Path) -> dict[str, float] | None:
