@@ -1,8 +1,9 @@
-"""What `couce demo` runs: the road as far as it is built, on the embedded data set."""
+"""The first stops of `couce demo`: pictures, and training with and without CouCE."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -14,9 +15,13 @@ from couce.train.settings import resolve
 METHODS = {"base": "base loss", "couce": "CouCE"}
 
 
-def run_demo(
-    folder: Path, epochs: int | None, seed: int, say: Callable[[str], None]
-) -> dict[str, dict[str, float]]:
+class Demo(NamedTuple):
+    pictures: Path
+    metrics: dict[str, dict[str, float]]  # of unseen classes, by what was trained
+    run: Path  # of CouCE
+
+
+def train_demo(folder: Path, epochs: int | None, seed: int, say: Callable[[str], None]) -> Demo:
     """Draws the pictures, trains with and without CouCE, and measures both on unseen classes."""
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -25,13 +30,13 @@ def run_demo(
     say(
         f"64 classes of drawn pictures, in {time.perf_counter() - start:.0f} s: {folder}/pictures.png"
     )
-    results = {}
+    results, run = {}, folder
     for method, name in METHODS.items():
         say(f"Training with {name}")
         settings = resolve("demo", method=method, options={"epochs": epochs, "seed": seed})
         run = folder / f"{method}-{time.strftime('%Y%m%d-%H%M%S')}"
         results[name] = train(Data("demo", pictures), settings, run)["last"]["metrics"]
-    return results
+    return Demo(pictures, results, run)
 
 
 def _contact_sheet(pictures: Path, target: Path) -> None:

@@ -1,0 +1,132 @@
+"""Studies for real: runs that are kept, and what they are summarised to."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from couce.errors import CouceError
+from couce.train.analysis.confounding import analyse, variances
+from couce.train.analysis.study import Spread, cells, run_cells
+from couce.train.data.demo import example_of, read_plan, write_demo
+
+SMALL = ["dim=16", "batch_classes=6", "batch_images=2", "epochs=1"]
+
+
+def study(pictures: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "couce",
+        "analyze",
+        "ablation",
+        "demo",
+        "--data",
+        str(pictures),
+    ]
+    command += ["--out", str(out), *(f"--set={value}" for value in SMALL), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_study_from_start_to_table(tmp_path: Path) -> None:
+    pictures = write_demo(tmp_path / "demo", per_class=3)
+    out = tmp_path / "studies"
+    arguments = ["--methods", "base,odba", "--seeds", "2", "--over", "lr=0.001", "--jobs", "2"]
+    done = study(pictures, out, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((out / "ablation.json").read_text())
+    assert [(run["method"], run["seed"]) for run in content["runs"]] == [
+        ("base", 0),
+        ("odba", 0),
+        ("base", 1),
+        ("odba", 1),
+    ]
+    assert list(content["rows"]) == ["lr=0.001 base", "lr=0.001 odba"]
+    found = [run["last"]["metrics"]["R@1"] for run in content["runs"] if run["method"] == "base"]
+    row = content["rows"]["lr=0.001 base"]["R@1"]
+    assert row["mean"] == pytest.approx(sum(found) / 2)
+    assert row["deviation"] == pytest.approx(statistics.stdev(found))
+    assert f"{100 * row['mean']:.1f} ±" in done.stdout
+
+    # Again: nothing is trained anew. One run was interrupted: it alone goes on.
+    logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
+    assert len(logs) == 4
+    interrupted = out / content["runs"][0]["name"]
+    (interrupted / "result.json").unlink()
+    again = study(pictures, out, *arguments)
+    assert again.returncode == 0, again.stderr
+    changed = [path for path, when in logs.items() if path.stat().st_mtime_ns != when]
+    assert [path.name for path in changed] == [f"{interrupted.name}.log"]
+    assert json.loads((out / "ablation.json").read_text())["rows"] == content["rows"]
+
+    # What the embedding of one of them is made of.
+    made_of = analyse(out / content["runs"][1]["name"])
+    assert set(made_of.train.shares) == {"class", "background", "light"}
+    assert all(0 <= share <= 1 for share in made_of.test.shares.values())
+    assert made_of.gate is not None
+    assert 0 <= made_of.gate[0] <= made_of.gate[2] <= 1
+    assert made_of.gradients["dml"] == 1
+    assert set(made_of.gradients) == {"dml", "orth"}
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    done = study(tmp_path / "absent", tmp_path / "out", "--methods", "base", "--seeds", "1")
+    assert done.returncode == 2
+    assert "the run base-seed0-" in done.stderr
+    assert "no data set at" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--methods", "bass"], "did you mean 'base'"), (["--over", "lr"], "key=a,b")],
+)
+def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = study(tmp_path, tmp_path / "out", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_arguments_are_another_run() -> None:
+    one = cells(["demo"], ["--epochs=1"], ["base"], 1, [])
+    other = cells(["demo"], ["--epochs=2"], ["base"], 1, [])
+    assert one[0].name != other[0].name
+    assert cells(["demo"], ["--epochs=1"], ["base"], 1, []) == one
+
+
+def test_a_broken_result_is_not_taken(tmp_path: Path) -> None:
+    (cell,) = cells(["absent"], [], ["base"], 1, [])
+    with pytest.raises(CouceError, match=r"the run base-seed0-\w+ failed: couce: unknown data set"):
+        list(run_cells([cell], tmp_path, 1))
+
+
+def test_spread_of_one_value_is_none() -> None:
+    assert Spread.of([0.25]) == (0.25, 0.0)
+
+
+def test_variance_between_groups_against_plain_loops() -> None:
+    rng = np.random.default_rng(0)
+    rows, groups = rng.standard_normal((30, 4)).astype(np.float32), rng.integers(0, 5, 30)
+    between, total = variances(rows, groups)
+    for c in range(4):
+        column = rows[:, c].astype(float)
+        expected = sum(
+            np.sum(groups == g) * (column[groups == g].mean() - column.mean()) ** 2
+            for g in np.unique(groups)
+        )
+        assert between[c] == pytest.approx(expected / 30)
+        assert total[c] == pytest.approx(np.mean((column - column.mean()) ** 2))
+
+
+def test_every_file_of_the_demo_knows_what_it_shows(tmp_path: Path) -> None:
+    folder = write_demo(tmp_path / "demo", per_class=2)
+    plan = read_plan(folder)
+    for path in folder.rglob("*.png"):
+        example = example_of(path, plan)
+        assert (example.half, example.label) == (path.parts[-3], path.parts[-2])
+    with pytest.raises(CouceError, match="is not a demo set"):
+        read_plan(tmp_path)
