@@ -56,7 +56,8 @@ def test_the_shared_room_imports_no_other_but_in_commands() -> None:
 
 def modules_of_serving() -> list[str]:
     """All of index/ and server/, and what of the shared room they may use."""
-    shared = ["couce", "couce.cli", "couce.config", "couce.doctor", "couce.errors", "couce.metrics"]
+    names = ("cli", "config", "cores", "doctor", "embedder", "errors", "files", "metrics")
+    shared = ["couce", *(f"couce.{name}" for name in names), "couce.model_info", "couce.onnx_scan"]
     rooms = [
         ".".join(("couce", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
         for room in ("index", "server")

@@ -26,6 +26,7 @@ from couce.export import certificate
 from couce.export import command as exporting
 from couce.export.command import Labelled, export
 from couce.export.graph import PlainModel, to_onnx
+from couce.export.parity import _same_neighbours
 from couce.export.precision import harm_by_layer, layers_of, to_int8
 from couce.export.structure import differences, structure
 from couce.losses import LOSSES
@@ -182,6 +183,14 @@ def test_a_difference_writes_nothing_and_names_image_and_layer(
     assert damaged_export in str(raised.value)
     assert target.read_bytes() == b"the one of before"
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_neighbours_may_differ_by_a_tie_alone() -> None:
+    expected = np.array([[1, 0], [0.8, 0.6], [0.8, -0.6], [-1, 0]], np.float32)
+    turned = np.array([[1, 0], [0.8, 0.6], [0.8000001, -0.6], [-1, 0]], np.float32)
+    swapped = np.array([[1, 0], [0.8, 0.6], [0.8, -0.6], [0.9, 0.43]], np.float32)
+    assert _same_neighbours(turned, expected).all()
+    assert _same_neighbours(swapped, expected).tolist() == [False, False, True, True]
 
 
 def test_structures_differ_by_nodes_attributes_shapes_and_steering_values(saved: Path) -> None:
