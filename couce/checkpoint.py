@@ -1,13 +1,12 @@
 """Checkpoints: written whole or not at all, read without executing anything."""
 
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from couce.backbones import build_backbone
+from couce.durable import replace_file
 from couce.errors import CouceError
 from couce.network import EmbeddingNetwork
 from couce.preprocess import Preprocess
@@ -16,16 +15,10 @@ FORMAT = 2
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Writes beside ``path``, flushes to the disk, then renames: a crash leaves the old file."""
-    part = path.with_name(f"{path.name}.part")
+    """A crash or a full disk leaves the file of before."""
     try:
-        with part.open("wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, lambda part: torch.save({"format": FORMAT, **content}, part))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        part.unlink(missing_ok=True)
         kept = f"; the one of before is unharmed at {path}" if path.exists() else ""
         raise CouceError(f"the checkpoint {path} could not be written ({error}){kept}") from error
 
@@ -36,7 +29,8 @@ def load(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CouceError(f"there is no checkpoint at {path}") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    # What is no checkpoint makes the unpickler raise anything.
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CouceError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

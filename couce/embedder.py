@@ -4,6 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,7 +16,14 @@ from couce.cores import usable_cores
 from couce.errors import CouceError, unknown_name
 from couce.model_info import ModelInfo
 from couce.onnx_scan import refuse_external_data
-from couce.preprocess import MAX_PIXELS, ImageError, ImageSource, Preprocess, open_image
+from couce.preprocess import (
+    IMAGENET,
+    MAX_PIXELS,
+    ImageError,
+    ImageSource,
+    Preprocess,
+    open_image,
+)
 
 # In the order in which `auto` tries them.
 PROVIDERS = {
@@ -61,6 +69,8 @@ class Embedder:
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.path = Path(model)
+        if batch < 1 or (threads is not None and threads < 1):
+            raise CouceError(f"batch and threads are at least 1, not {batch} and {threads}")
         self.threads = threads or usable_cores()
         self.batch = batch
         self.max_pixels = max_pixels
@@ -135,12 +145,25 @@ class Embedder:
             part = pixels[start : start + size]
             short = size - len(part) if self._fixed_batch else 0
             padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
-            feed = {self._input: self._feed(padded)}
-            (output,) = self._session.run([self._output], feed)
-            rows.append(output[: len(part)])
+            rows.append(self._run_once(self._feed(padded))[: len(part)])
         found = np.concatenate(rows).astype(np.float32, copy=False)
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
-        return found / np.maximum(lengths, np.float32(1e-12))
+        if not np.all(np.isfinite(lengths) & (lengths > 0)):
+            raise CouceError(f"{self.path} gives embeddings that are zero or not finite")
+        return found / lengths
+
+    def _run_once(self, feed: NDArray[Any]) -> NDArray[Any]:
+        try:
+            (output,) = self._session.run([self._output], {self._input: feed})
+        # onnxruntime's exceptions have no common class of their own.
+        except Exception as error:
+            raise CouceError(f"{self.path} fails on {len(feed)} images: {_line(error)}") from error
+        if output.shape != (len(feed), self.dim):
+            raise CouceError(
+                f"{self.path} gives {output.shape} numbers for {len(feed)} images, instead of"
+                f" {(len(feed), self.dim)}"
+            )
+        return output
 
 
 class Session(Protocol):
@@ -166,7 +189,14 @@ def open_on(
         provider = PROVIDERS[name]
         if provider not in available:
             continue
-        session = open_session(list(dict.fromkeys([provider, PROVIDERS["cpu"]])))
+        # TensorRT leaves what it cannot do to CUDA, and that to the CPU.
+        order = [provider, *([PROVIDERS["cuda"]] if name == "tensorrt" else []), PROVIDERS["cpu"]]
+        try:
+            session = open_session(list(dict.fromkeys(order)))
+        except Exception:
+            if name == "cpu":  # it is the model, not the machine
+                raise
+            continue
         if provider in session.get_providers():
             return name, session
     raise CouceError(
@@ -198,9 +228,15 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised, and said in a sentence
     options.intra_op_num_threads = threads
+    # Never as onnxruntime's own format, which is not what was looked through for other files.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
 
     def open_session(providers: list[str]) -> Any:
-        return onnxruntime.InferenceSession(content, options, providers=providers)
+        session = onnxruntime.InferenceSession(
+            content, options, providers=providers, enable_fallback=0
+        )
+        session.disable_fallback()  # nor to the CPU in the middle of a run
+        return session
 
     available = onnxruntime.get_available_providers()
     try:
@@ -209,8 +245,13 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
         raise
     # onnxruntime's exceptions have no common class of their own.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CouceError(f"{path} is not a model that onnxruntime can open: {reason}") from None
+        raise CouceError(
+            f"{path} is not a model that onnxruntime can open: {_line(error)}"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preprocess:
@@ -232,17 +273,29 @@ def _feeder(
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
         raise CouceError("an embedding model has one input, a batch of images")
     batch, *shape = inputs[0].shape
-    crop = preprocess.crop
-    kinds: dict[str, tuple[tuple[int, ...], Callable[[NDArray[np.uint8]], NDArray[Any]]]] = {
-        "tensor(uint8)": ((crop, crop, 3), np.ascontiguousarray),
-        "tensor(float)": ((3, crop, crop), _unit_range if info else preprocess.normalise),
-        "tensor(float16)": ((3, crop, crop), lambda p: preprocess.normalise(p).astype(np.float16)),
-    }
-    if inputs[0].type not in kinds:
-        raise CouceError(f"its input is {inputs[0].type}, which is no image")
-    expected, feed = kinds[inputs[0].type]
+    kind, crop = inputs[0].type, preprocess.crop
+    feed: Callable[[NDArray[np.uint8]], NDArray[Any]]
+    if info is not None:
+        if kind != {"uint8": "tensor(uint8)", "float": "tensor(float)"}[info.input]:
+            raise CouceError(f"its input is {kind}, but it describes {info.input}")
+        feed = np.ascontiguousarray if info.input == "uint8" else _unit_range
+    elif kind == "tensor(uint8)":
+        plain = replace(preprocess, scale=1.0, mean=IMAGENET.mean, std=IMAGENET.std)
+        if plain != preprocess:
+            raise CouceError(
+                "it takes pixels as they are: scale, mean and std are its own business"
+            )
+        flip = preprocess.channels == "BGR"
+        feed = (lambda p: np.ascontiguousarray(p[..., ::-1])) if flip else np.ascontiguousarray
+    elif kind == "tensor(float)":
+        feed = preprocess.normalise
+    elif kind == "tensor(float16)":
+        feed = lambda p: preprocess.normalise(p).astype(np.float16)  # noqa: E731
+    else:
+        raise CouceError(f"its input is {kind}, which is no image")
+    expected = [crop, crop, 3] if kind == "tensor(uint8)" else [3, crop, crop]
     if any(isinstance(n, int) and n != e for n, e in zip(shape, expected, strict=True)):
-        raise CouceError(f"its input is {shape}, but the images are prepared as {list(expected)}")
+        raise CouceError(f"its input is {shape}, but the images are prepared as {expected}")
     return feed, batch if isinstance(batch, int) else None
 
 
@@ -253,6 +306,7 @@ def _unit_range(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _output(session: Any) -> tuple[str, int]:
     """The first output that is a table of embeddings, and how long these are."""
     for output in session.get_outputs():
-        if len(output.shape) == 2 and isinstance(output.shape[1], int):
+        floats = output.type in ("tensor(float)", "tensor(float16)", "tensor(double)")
+        if floats and len(output.shape) == 2 and isinstance(output.shape[1], int):
             return output.name, output.shape[1]
     raise CouceError("it has no output of shape (batch, dimensions)")

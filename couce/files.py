@@ -19,14 +19,19 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def labelled_files(sources: Sequence[Path]) -> list[tuple[Path, str | None]]:
-    """Image files, and those below folders with the name of the class folder they stand in, if any."""
+    """Image files, and those below folders with the name of the class folder they stand in, if any.
+
+    Class folders may stand below ``train/`` and ``test/``.
+    """
     found: list[tuple[Path, str | None]] = []
     for source in sources:
         if not source.exists():
             raise CouceError(f"there is no file or folder {source}")
         if source.is_dir():
+            halves = [half for half in ("train", "test") if (source / half).is_dir()]
             for path in image_files(source):
                 parts = path.relative_to(source).parts
+                parts = parts[1:] if len(halves) == 2 and parts[0] in halves else parts
                 found.append((path, parts[0] if len(parts) > 1 else None))
         else:
             found.append((source, None))

@@ -11,6 +11,7 @@ from couce.errors import CouceError
 from couce.preprocess import Preprocess
 
 FORMAT = 1
+Precision = Literal["fp32", "fp16", "int8"]
 _KEY = "couce"  # under which the file keeps it, as JSON
 
 
@@ -22,7 +23,7 @@ class ModelInfo(Settings):
 
     format: int = FORMAT
     input: Literal["uint8", "float"]
-    precision: Literal["fp32", "fp16", "int8"]
+    precision: Precision
     backbone: str
     dim: int = Field(ge=1)
     preprocess: dict[str, Any]  # of Preprocess.to_dict
@@ -49,7 +50,7 @@ class ModelInfo(Settings):
             return None
         try:
             values = json.loads(metadata[_KEY])
-        except ValueError:
+        except (ValueError, RecursionError):
             raise CouceError("its description is not JSON") from None
         found = values.get("format") if isinstance(values, dict) else None
         if found != FORMAT:

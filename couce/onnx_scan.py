@@ -51,6 +51,9 @@ def _fields(content: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     at = 0
     while at < len(content):
         key, at = _varint(content, at)
+        # Parsers cut a longer key off and may see another field in it than we would.
+        if key >= 2**32:
+            raise CouceError("it is not an ONNX file")
         number, kind = key >> 3, key & 7
         value: memoryview | int
         if kind == 0:

@@ -3,6 +3,7 @@
 The description, :class:`Preprocess`, belongs to the backbone and travels with the model.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -23,6 +24,9 @@ MAX_PIXELS = 89_000_000
 # Raster formats whose size stands in the header, before anything is decoded. Not among them: what
 # runs an interpreter (EPS), and containers that decode to tell their size (ICO).
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+
+# No embedding model looks at more, and a batch of it would take gigabytes.
+_MAX_SIZE = 4096
 
 # With aspect="keep", an image longer than this many times its shorter side is cut at both ends.
 _LONGEST = 8
@@ -52,6 +56,17 @@ class Preprocess:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
+        if not all(type(size) is int for size in (self.resize, self.crop)):
+            raise CouceError(f"sizes are whole pixels, not {self.resize} and {self.crop}")
+        numbers = (self.scale, *self.mean, *self.std)
+        if len(numbers) != 7 or not all(
+            isinstance(each, int | float) and math.isfinite(each) for each in numbers
+        ):
+            raise CouceError(f"mean and std have a finite number for each channel, not {numbers}")
+        if not all(each > 0 for each in (self.scale, *self.std)):
+            raise CouceError("scale and std are above 0")
+        if self.resize > _MAX_SIZE:
+            raise CouceError(f"images are prepared at up to {_MAX_SIZE} pixels, not {self.resize}")
         if not 0 < self.crop <= self.resize:
             raise CouceError(
                 f"the crop ({self.crop} pixels) must fit into the resized image ({self.resize})"
@@ -137,8 +152,6 @@ class Preprocess:
                     values[key] = type(known[key])(text)
             except ValueError:
                 raise CouceError(f"--preprocess {assignment} is not a value for {key}") from None
-            if isinstance(known[key], tuple) and len(values[key]) != 3:
-                raise CouceError(f"--preprocess {assignment}: {key} has a number for each channel")
         return cls(**values)
 
 

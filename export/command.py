@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -21,11 +21,14 @@ from couce.export.parity import Parity, as_input, check_parity, open_session
 from couce.export.precision import harm_by_layer, to_int8
 from couce.export.write import describe, serialise, write
 from couce.metrics import retrieval_metrics
-from couce.preprocess import ImageSource, Preprocess, open_image
+from couce.model_info import ModelInfo, Precision
+from couce.preprocess import ImageError, ImageSource, Preprocess, open_image
 
 PARITY_IMAGES = 42  # enough for the largest batch and a part of another
 CALIBRATION_IMAGES = 256
 MOST_LOST = 0.005  # of R@1 by fewer bits, before layers are left as they were
+
+LEAST_COSINE = 0.95  # of any image's embedding in fewer bits; below it the model is another
 
 Say = Callable[[str], None]
 
@@ -47,7 +50,7 @@ class Exported(NamedTuple):
 def export(
     checkpoint: Path,
     target: Path,
-    images: Sequence[ImageSource],
+    images: Mapping[str, ImageSource],
     input_kind: str = "uint8",
     precision: str = "fp32",
     calibrate: Sequence[Path] = (),
@@ -55,56 +58,79 @@ def export(
     certified: bool = False,
     say: Say = lambda _: None,
 ) -> Exported:
-    """Writes ``target`` if the model in it does what the checkpoint's does on ``images``."""
-    if precision not in ("fp32", "fp16", "int8"):
-        raise unknown_name("precision", precision, ("fp32", "fp16", "int8"))
-    if input_kind not in get_args(Input):
-        raise unknown_name("input", input_kind, get_args(Input))
+    """Writes ``target`` if the model in it does what the checkpoint's does on ``images``, by name."""
+    _check_wishes(target, input_kind, precision, calibrate, certified)
     kind: Input = "float" if input_kind == "float" else "uint8"
-    if precision == "int8" and not calibrate:
-        raise CouceError("int8 learns its ranges from images: give a folder with --calibrate")
-    if not target.parent.is_dir():
-        raise CouceError(f"there is no folder {target.parent} to write {target.name} to")
     network, preprocess, content = load_network(checkpoint)
     model = PlainModel(network, preprocess, kind).eval()
     info = describe(content, preprocess, kind)
     proto = to_onnx(network, preprocess, kind)
-    parity = check_parity(model, proto, _pixels(images, preprocess), [str(i) for i in images])
+    pixels = _pixels(images, preprocess, say)
+    parity = check_parity(model, proto, np.stack(list(pixels.values())), list(pixels))
     say(
         f"{parity.images} images in batches of 1, 2, 7 and 32: cosine to torch at least"
         f" {parity.cosine:.6f}, the same neighbours"
     )
-    plain = serialise(proto, info)
+    written = plain = serialise(proto, info)
     lost = None
-    written = plain
     if precision != "fp32":
         reduced = info.model_copy(update={"precision": precision})
+        comparison = Comparison(plain, np.stack(list(pixels.values())), labelled, say)
         if precision == "fp16":
             written = serialise(to_onnx(network, preprocess, kind, half=True), reduced)
-            lost = _compare(plain, written, labelled, precision, say)
+            lost = comparison(written, precision)
+            if lost is not None and lost["R@1"] > MOST_LOST:
+                raise CouceError(
+                    f"fp16 loses {100 * lost['R@1']:.2f} points of R@1; nothing was written"
+                )
         else:
-            feeds = as_input(model, _pixels(_spread(calibrate, CALIBRATION_IMAGES), preprocess))
-            written, lost = _int8(proto, plain, feeds, reduced, labelled, say)
+            paths = {str(path): path for path in _spread(calibrate, CALIBRATION_IMAGES)}
+            learned = _pixels(paths, preprocess, say)
+            feeds = as_input(model, np.stack(list(learned.values())))
+            written, lost = _int8(proto, feeds, reduced, comparison, say)
+    certificates: dict[Path, str] = {}
     if certified:
-        _certify(target, written, proto, content, preprocess, kind, say)
+        certificates = _certify(target, written, proto, content, preprocess, kind, say)
     write(target, written)
+    for suffix in (".certificate.json", ".certificate.html"):
+        path = target.with_suffix(suffix)
+        if path in certificates:
+            write(path, certificates[path].encode())
+        else:
+            path.unlink(missing_ok=True)  # that of a model which is no longer here
     return Exported(target, parity, lost)
 
 
+def _check_wishes(
+    target: Path, kind: str, precision: str, calibrate: Sequence[Path], certified: bool
+) -> None:
+    """Before anything is computed."""
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", precision, get_args(Precision))
+    if kind not in get_args(Input):
+        raise unknown_name("input", kind, get_args(Input))
+    if precision == "int8" and not calibrate:
+        raise CouceError("int8 learns its ranges from images: give a folder with --calibrate")
+    if certified and precision != "fp32":
+        raise CouceError(
+            f"a certificate is of the fp32 model, from which {precision} is made; export that with"
+            " --certify"
+        )
+    if target.suffix != ".onnx":
+        raise CouceError(f"a model is called something.onnx, not {target.name}")
+    if not target.parent.is_dir():
+        raise CouceError(f"there is no folder {target.parent} to write {target.name} to")
+
+
 def _int8(
-    proto: onnx.ModelProto,
-    plain: bytes,
-    feeds: NDArray[Any],
-    info: Any,
-    labelled: Labelled | None,
-    say: Say,
+    proto: onnx.ModelProto, feeds: NDArray[Any], info: ModelInfo, comparison: "Comparison", say: Say
 ) -> tuple[bytes, dict[str, float] | None]:
     """Quantised; where that costs more than MOST_LOST of R@1, without the layers that cause it."""
     skipped: list[str] = []
     worst: list[str] = []
     while True:
         written = serialise(to_int8(proto, feeds, skipped), info)
-        lost = _compare(plain, written, labelled, "int8", say)
+        lost = comparison(written, "int8")
         if lost is None or lost["R@1"] <= MOST_LOST:
             return written, lost
         if not worst:
@@ -122,30 +148,59 @@ def _int8(
         say(f"left in float32: {', '.join(skipped)}")
 
 
-def _compare(
-    plain: bytes, written: bytes, labelled: Labelled | None, precision: str, say: Say
-) -> dict[str, float] | None:
-    """Speed of both models, and what of each metric is lost; None without a labelled set."""
+class Comparison:
+    """Models of fewer bits beside the plain one: embeddings, speed, and retrieval."""
+
+    def __init__(
+        self, plain: bytes, pixels: NDArray[np.uint8], labelled: Labelled | None, say: Say
+    ) -> None:
+        self._plain, self._size = _opened(plain), len(plain)
+        self._pixels, self._labelled, self._say = pixels, labelled, say
+        self._rows = self._plain.run(pixels)
+        self._before: dict[str, float] | None = None
+
+    def __call__(self, model: bytes, precision: str) -> dict[str, float] | None:
+        """What of each metric is lost; None without a labelled set. Another model is an error."""
+        reduced = _opened(model)
+        cosines = (reduced.run(self._pixels) * self._rows).sum(axis=1)
+        if cosines.min() < LEAST_COSINE:
+            raise CouceError(
+                f"in {precision} an embedding has a cosine of {cosines.min():.4f} to that in fp32,"
+                f" and {LEAST_COSINE} is the least allowed; nothing was written"
+            )
+        self._say(
+            f"{precision}: {len(model) / 1e6:.1f} MB instead of {self._size / 1e6:.1f},"
+            f" {_speed(self._plain, reduced):.2f} times the images/s of fp32 on"
+            f" {reduced.provider}, cosine to fp32 at least {cosines.min():.4f}"
+        )
+        if self._labelled is None:
+            self._say("no labelled set to measure retrieval on: give one with --dataset")
+            return None
+        before = self._before = self._before or _measure(self._plain, self._labelled)
+        after = _measure(reduced, self._labelled)
+        listed = ", ".join(
+            f"{name} {100 * before[name]:.2f} -> {100 * after[name]:.2f}" for name in before
+        )
+        self._say(f"{self._labelled.name}, {len(self._labelled.paths)} images: {listed}")
+        return {name: before[name] - after[name] for name in before}
+
+
+def _opened(model: bytes) -> Embedder:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "plain.onnx").write_bytes(plain)
-        (Path(folder) / "written.onnx").write_bytes(written)
-        one = Embedder(Path(folder) / "plain.onnx")
-        other = Embedder(Path(folder) / "written.onnx")
-    say(
-        f"{precision}: {len(written) / 1e6:.1f} MB instead of {len(plain) / 1e6:.1f},"
-        f" {_speed(one, other):.2f} times the images/s of fp32 on {one.provider}"
-    )
-    if labelled is None:
-        say("no labelled set to measure retrieval on: give one with --dataset")
-        return None
-    before, after = (
-        retrieval_metrics(each.embed(labelled.paths), labelled.labels) for each in (one, other)
-    )
-    listed = ", ".join(
-        f"{name} {100 * before[name]:.2f} -> {100 * after[name]:.2f}" for name in before
-    )
-    say(f"{labelled.name}, {len(labelled.paths)} images: {listed}")
-    return {name: before[name] - after[name] for name in before}
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model)
+        return Embedder(path)
+
+
+def _measure(embedder: Embedder, labelled: Labelled) -> dict[str, float]:
+    """Of the images that can be read."""
+    found = [
+        (row, label)
+        for row, label in zip(embedder.stream(labelled.paths), labelled.labels, strict=True)
+        if not isinstance(row, ImageError)
+    ]
+    rows, labels = zip(*found, strict=True)
+    return retrieval_metrics(np.stack(rows), np.array(labels))
 
 
 def _speed(one: Embedder, other: Embedder, rounds: int = 5, batch: int = 16) -> float:
@@ -176,30 +231,38 @@ def _certify(
     preprocess: Preprocess,
     kind: Input,
     say: Say,
-) -> None:
+) -> dict[Path, str]:
     rounds, batch = 40, 1
     with tempfile.TemporaryDirectory() as folder:
         rows = certificate.certify(
             target, proto, content, preprocess, kind, Path(folder), rounds, batch, say
         )
     sha256 = hashlib.sha256(written).hexdigest()
-    for suffix, text in (
-        (".certificate.json", certificate.to_json(rows, sha256, batch, rounds)),
-        (".certificate.html", certificate.to_page(rows, sha256, batch, rounds)),
-    ):
-        write(target.with_suffix(suffix), text.encode())
     shares = [row.ratio for row in rows]
     say(
         f"certified: {len(rows)} graphs of {len(rows[0].structure.nodes)} entries are identical; time"
         f" beside base {min(shares):.3f} to {max(shares):.3f}; see"
         f" {target.with_suffix('.certificate.html')}"
     )
+    return {
+        target.with_suffix(".certificate.json"): certificate.to_json(rows, sha256, batch, rounds),
+        target.with_suffix(".certificate.html"): certificate.to_page(rows, sha256, batch, rounds),
+    }
 
 
-def _pixels(images: Sequence[ImageSource], preprocess: Preprocess) -> NDArray[np.uint8]:
-    return np.stack(
-        [preprocess.pixels(open_image(image, shortest=preprocess.resize)) for image in images]
-    )
+def _pixels(
+    images: Mapping[str, ImageSource], preprocess: Preprocess, say: Say
+) -> dict[str, NDArray[np.uint8]]:
+    """Those that can be read, by name."""
+    found = {}
+    for name, image in images.items():
+        try:
+            found[name] = preprocess.pixels(open_image(image, shortest=preprocess.resize))
+        except ImageError as error:
+            say(f"left out: {error}")
+    if len(found) < 2:
+        raise CouceError("there are too few images that can be read to compare the models on")
+    return found
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:

@@ -7,18 +7,22 @@ import io
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Literal
 
 import onnx
 import torch
 from torch import Tensor, nn
 
+from couce.errors import CouceError
 from couce.network import EmbeddingNetwork, Normalise
 from couce.preprocess import Preprocess
 
 # The first opset of which onnxruntime 1.20, the oldest that is supported, knows every operator in all
 # the precisions written here.
 OPSET = 20
+
+_LARGEST = 2 * 10**9  # bytes; protobuf's limit for one file
 
 Input = Literal["uint8", "float"]
 
@@ -60,7 +64,7 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """The graph ``image`` -> ``embedding`` with a dynamic batch, its nodes named by their layers."""
     model = PlainModel(network, preprocess, kind, half).eval()
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         program = torch.onnx.export(
             model,
             (model.example(preprocess.crop),),
@@ -74,6 +78,8 @@ def to_onnx(
     if program is None:
         raise RuntimeError("torch exported nothing")
     proto = program.model_proto
+    if proto.ByteSize() >= _LARGEST:
+        raise CouceError("the model is larger than the 2 GB that one ONNX file can hold")
     _name_by_layer(proto)
     return proto
 
@@ -108,10 +114,10 @@ def _name_by_layer(proto: onnx.ModelProto) -> None:
 
 
 @contextlib.contextmanager
-def _quiet():  # type: ignore[no-untyped-def]
-    """torch's exporter reports its progress and its doubts to whoever is listening."""
+def quiet() -> Iterator[None]:
+    """Exporters and quantisers report their progress and their doubts to whoever is listening."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with (
             warnings.catch_warnings(),

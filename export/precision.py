@@ -1,7 +1,5 @@
 """Smaller and faster on CPUs: the same model in 8-bit integers."""
 
-import contextlib
-import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from couce.errors import CouceError
+from couce.export.graph import quiet
 
 # What is computed in 8 bits. Pooling, head and l2-normalisation stay in float32: they cost nothing and
 # their rounding would go straight into the embedding.
@@ -40,7 +39,7 @@ def to_int8(
             part = next(self._parts, None)
             return None if part is None else {"image": part}
 
-    with tempfile.TemporaryDirectory() as folder, _silence():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         # Folds what the exporter left beside convolutions, and infers the shapes that are needed.
         onnx.save(proto, source)
@@ -93,14 +92,3 @@ def harm_by_layer(
     if not harm:
         raise CouceError("there is no layer that could be quantised")
     return dict(sorted(harm.items(), key=lambda pair: -pair[1]))
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """onnxruntime's tools log advice of their own to the root logger."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)

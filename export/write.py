@@ -1,7 +1,7 @@
 """The ONNX file: described, checked, written whole or not at all."""
 
 import hashlib
-import os
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,11 @@ import onnx
 import torch
 
 from couce import __version__
+from couce.durable import replace_file
 from couce.errors import CouceError
 from couce.export.graph import Input
 from couce.model_info import ModelInfo
 from couce.preprocess import Preprocess
-
-_LARGEST = 2 * 10**9  # protobuf's limit for one file
 
 
 def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) -> ModelInfo:
@@ -23,20 +22,23 @@ def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) ->
     # Names alone, never a path of the machine it was trained on.
     data = Path(content.get("data", {}).get("name", "unknown")).name
     start = Path(content.get("settings", {}).get("weights", "unknown")).name
-    return ModelInfo(
-        input=kind,
-        precision="fp32",
-        backbone=content["model"]["backbone"],
-        dim=content["model"]["dim"],
-        preprocess=preprocess.to_dict(),
-        weights=weights_hash(content["network"]),
-        dataset=data,
-        metrics=content.get("metrics", {}),
-        licence=(
-            f"Trained with CouCE (Apache-2.0) on the data set {data!r} from {start!r} weights: the terms"
-            " of both apply to this model."
-        ),
-        couce=__version__,
+    metrics = content.get("metrics") or {}
+    return ModelInfo.parse(
+        {
+            "input": kind,
+            "precision": "fp32",
+            "backbone": content["model"]["backbone"],
+            "dim": content["model"]["dim"],
+            "preprocess": preprocess.to_dict(),
+            "weights": weights_hash(content["network"]),
+            "dataset": data,
+            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "licence": (
+                f"Trained with CouCE (Apache-2.0) on the data set {data!r} from {start!r} weights: the"
+                " terms of both apply to this model."
+            ),
+            "couce": __version__,
+        }
     )
 
 
@@ -54,21 +56,12 @@ def serialise(proto: onnx.ModelProto, info: ModelInfo) -> bytes:
     """The described and checked model as the bytes of one file."""
     onnx.helper.set_model_props(proto, info.to_metadata())
     proto.producer_name, proto.producer_version = "couce", __version__
-    if proto.ByteSize() >= _LARGEST:
-        raise CouceError("the model is larger than the 2 GB that one ONNX file can hold")
     onnx.checker.check_model(proto, full_check=True)
     return proto.SerializeToString()
 
 
 def write(path: Path, content: bytes) -> None:
-    """Beside ``path`` first, flushed to the disk, then renamed: what was there stays until then."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, lambda part: part.write_bytes(content))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CouceError(f"{path} could not be written: {error.strerror}") from error

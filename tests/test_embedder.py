@@ -140,6 +140,15 @@ def test_a_foreign_model_with_its_preprocessing_said(
         ({"dim": 9}, None, "gives 8 numbers but describes 9"),
         ({"preprocess": {"cake": 1}}, None, "no description of preprocessing"),
         ({"describe": False, "kind": TensorProto.INT64}, Preprocess(16, 16), "which is no image"),
+        (
+            {"describe": False},
+            Preprocess(16, 16, mean=(9, 9, 9)),
+            "mean and std are its own business",
+        ),
+        ({"input": "float"}, None, r"its input is tensor\(uint8\), but it describes float"),
+        ({"preprocess": {"resize": 16.5, "crop": 16}}, None, "sizes are whole pixels"),
+        ({"preprocess": {"resize": 10**7, "crop": 16}}, None, "up to 4096 pixels"),
+        ({"preprocess": {"std": [0, 1, 1]}}, None, "scale and std are above 0"),
     ],
 )
 def test_models_that_do_not_fit(
@@ -147,6 +156,49 @@ def test_models_that_do_not_fit(
 ) -> None:
     with pytest.raises(CouceError, match=words):
         Embedder(make_model(**options), preprocess=given)
+
+
+def test_a_foreign_model_of_pixels_gets_its_channel_order(make_model: MakeModel) -> None:
+    path = make_model(describe=False)
+    image = picture(0)
+    turned = Image.fromarray(np.asarray(image)[..., ::-1])
+    rgb = Embedder(path, preprocess=Preprocess(16, 16)).embed([turned])
+    bgr = Embedder(path, preprocess=Preprocess(16, 16, channels="BGR")).embed([image])
+    np.testing.assert_array_equal(rgb, bgr)
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.0, "zero or not finite"), (np.nan, "not finite")])
+def test_rows_without_a_direction_are_an_error(
+    make_model: MakeModel, value: float, words: str
+) -> None:
+    path = make_model()
+    model = onnx.load(path)
+    matrix = np.full((CROP * CROP * 3, DIM), value, np.float32)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(matrix, "matrix"))
+    onnx.save(model, path)
+    with pytest.raises(CouceError, match=words):
+        Embedder(path).embed([picture(0)])
+
+
+def test_a_model_that_fails_on_its_batch(make_model: MakeModel) -> None:
+    """The batch is said to be free, but a constant inside wants one image."""
+    path = make_model()
+    model = onnx.load(path)
+    shape = onnx.numpy_helper.from_array(np.array([1, DIM]), "shape")
+    model.graph.initializer.append(shape)
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["before", "shape"], ["embedding"]))
+    onnx.save(model, path)
+    embedder = Embedder(path)
+    assert embedder.embed([picture(0)]).shape == (1, DIM)
+    with pytest.raises(CouceError, match="fails on 2 images"):
+        embedder.embed([picture(0), picture(1)])
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"threads": 0}, {"threads": -1}])
+def test_nonsense_settings(make_model: MakeModel, options: dict[str, int]) -> None:
+    with pytest.raises(CouceError, match="at least 1"):
+        Embedder(make_model(), **options)  # type: ignore[arg-type]
 
 
 def test_files_that_are_no_models(make_model: MakeModel, tmp_path: Path) -> None:
@@ -186,6 +238,24 @@ def test_a_model_that_reaches_for_other_files_is_refused_unopened(
     path.write_bytes(model.SerializeToString())
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)
     with pytest.raises(CouceError, match="keeps its weights in other files"):
+        Embedder(path)
+
+
+def test_a_field_that_parsers_read_otherwise_is_refused(make_model: MakeModel) -> None:
+    """protobuf cuts keys to 32 bits: a graph behind a longer key would not be looked through."""
+    path = make_model()
+    graph = onnx.load(path).graph.SerializeToString()
+
+    def varint(value: int) -> bytes:
+        parts = []
+        while value > 127:
+            parts.append(value & 127 | 128)
+            value >>= 7
+        return bytes([*parts, value])
+
+    hidden = varint(7 << 3 | 2 | 1 << 32) + varint(len(graph)) + graph
+    path.write_bytes(path.read_bytes() + hidden)
+    with pytest.raises(CouceError, match="is not an ONNX file"):
         Embedder(path)
 
 
@@ -235,10 +305,13 @@ CPU, CUDA, TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "T
         ("tensorrt", [TENSORRT, CUDA, CPU], {CUDA}, None),
     ],
 )
+@pytest.mark.parametrize("raises", [False, True])
 def test_a_provider_counts_only_if_the_session_reports_it(
-    wanted: str, available: list[str], working: set[str], chosen: str | None
+    wanted: str, available: list[str], working: set[str], chosen: str | None, raises: bool
 ) -> None:
     def open_session(providers: list[str]) -> FakeSession:
+        if raises and providers[0] not in (*working, CPU):
+            raise RuntimeError("libcudart.so is missing")
         return FakeSession([each for each in providers if each in working or each == CPU])
 
     if chosen is None:
@@ -247,13 +320,14 @@ def test_a_provider_counts_only_if_the_session_reports_it(
     else:
         name, session = open_on(wanted, available, open_session)
         assert name == chosen
-        assert len(session.get_providers()) == (1 if chosen == "cpu" else 2)
+        assert {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}[chosen] in session.get_providers()
 
 
 def test_providers_for_real(make_model: MakeModel) -> None:
     with pytest.raises(CouceError, match="known: auto, cuda, tensorrt, cpu"):
         Embedder(make_model(), provider="gpu")
     embedder = Embedder(make_model())
-    expected = "cuda" if CUDA in onnxruntime.get_available_providers() else "cpu"
-    assert embedder.provider == expected
+    wanted = [CUDA, CPU] if CUDA in onnxruntime.get_available_providers() else [CPU]
+    session = onnxruntime.InferenceSession(make_model(), providers=wanted)
+    assert embedder.provider == ("cuda" if CUDA in session.get_providers() else "cpu")
     assert embedder.threads <= len(os.sched_getaffinity(0))

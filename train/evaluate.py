@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from couce.backbones import build_backbone
+from couce.errors import CouceError
 from couce.metrics import retrieval_metrics
 from couce.network import EmbeddingNetwork, Normalise
 from couce.preprocess import Preprocess
@@ -42,6 +43,8 @@ def embed(
                     embeddings = network(normalise(batch))
                 rows.append(F.normalize(embeddings.float(), dim=1).cpu())
     network.train(training)
+    if not rows:
+        raise CouceError("none of the images could be read")
     return torch.cat(rows).numpy(), decoded
 
 

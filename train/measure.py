@@ -34,6 +34,8 @@ def measure_file(
 
     ``preparation`` says how images are prepared for an ONNX model that does not say so itself.
     """
+    if preparation and model.suffix != ".onnx":
+        raise CouceError(f"--preprocess is for ONNX models; {model.name} brings its own")
     if model.suffix == ".npz":
         return _measure_embeddings(model)
     if model.suffix == ".onnx":
@@ -57,6 +59,8 @@ def _measure_onnx(embedder: Embedder, test: Split) -> dict[str, float]:
         else:
             rows.append(row)
             labels.append(label)
+    if not rows:
+        raise CouceError("none of the images could be read")
     return retrieval_metrics(rows, labels, KS)
 
 
@@ -68,4 +72,6 @@ def _measure_embeddings(path: Path) -> dict[str, float]:
         raise CouceError(f"there is no file {path}") from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise CouceError(f"{path} does not hold arrays embeddings and labels: {error}") from None
+    if not np.issubdtype(embeddings.dtype, np.number):
+        raise CouceError(f"the embeddings in {path} are {embeddings.dtype}, not numbers")
     return retrieval_metrics(embeddings, labels, KS)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from couce import __version__, checkpoint
+from couce.durable import replace_file
 from couce.errors import CouceError
 from couce.train.data import check_counts, open_dataset
 from couce.train.data.base import Split
@@ -104,7 +105,8 @@ def _train(
         network.to(run.device).to(memory_format=torch.channels_last)
         metrics = measure(network, test, run.device, ks=(1, 2, 4, 8))
         result[name] = {"epoch": content["epoch"], "metrics": metrics}
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    text = json.dumps(result, indent=2) + "\n"
+    replace_file(folder / "result.json", lambda part: part.write_text(text))
     return result
 
 

@@ -1,6 +1,7 @@
 """The command line. Each command imports what it needs inside itself, so that --help is quick."""
 
 import sys
+import warnings
 from typing import Annotated, NoReturn
 
 import typer
@@ -64,6 +65,7 @@ _EXTRAS = {
 
 def main() -> None:
     """The ``couce`` command: an error that the user can mend is one sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_: typer.echo(f"couce: {message}", err=True)
     try:
         app()
     except CouceError as error:

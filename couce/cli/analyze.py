@@ -29,9 +29,12 @@ def ablation(
     """Train several methods over several seeds. Further options go to `couce train`."""
     from rich.console import Console
 
+    from couce.errors import CouceError
     from couce.train.analysis.ablation import ablation as study
     from couce.train.analysis.ablation import spread_table
 
+    if dataset.startswith("-"):
+        raise CouceError(f"say what to train on before {dataset}, such as demo")
     console = Console(highlight=False, markup=False)
     rows = study(
         [dataset, *(["--data", str(data)] if data else [])],

@@ -27,7 +27,8 @@ def demo(
     model = out / "model.onnx"
     gallery = image_files(trained.pictures / "test")
     console.print("Exporting CouCE's model, without anything of CouCE")
-    export(trained.run / "last.pt", model, gallery[::23], say=console.print)
+    some = {str(path): path for path in gallery[::23]}
+    export(trained.run / "last.pt", model, some, say=console.print)
     rows = Embedder(model).embed(gallery)
     console.print(f"{model} embeds the {len(rows)} test pictures in {rows.shape[1]} dimensions")
     console.print("Next: couce train PATH, on your own pictures in a folder for each class")

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,11 +27,14 @@ def embed(
     import numpy as np
     from rich.progress import track
 
+    from couce.durable import replace_file
     from couce.embedder import Embedder
     from couce.errors import CouceError
     from couce.files import labelled_files
     from couce.preprocess import ImageError, Preprocess
 
+    if out.suffix != ".npz" or not out.parent.is_dir():
+        raise CouceError(f"embeddings go to something.npz in a folder that is there, not {out}")
     prepared = Preprocess.parse(preparation) if preparation else None
     embedder = Embedder(model, provider=provider, batch=batch, preprocess=prepared)
     files = labelled_files(images)
@@ -47,13 +50,18 @@ def embed(
     if not found:
         raise CouceError(f"none of the {len(files)} images could be read; nothing was written")
     paths, labels, vectors = zip(*found, strict=True)
-    arrays = {"embeddings": np.stack(vectors), "paths": np.array([str(path) for path in paths])}
+    arrays: dict[str, Any] = {
+        "embeddings": np.stack(vectors),
+        "paths": np.array([str(path) for path in paths]),
+    }
     if None not in labels:
         arrays["labels"] = np.array(labels)
-    part = out.with_name(f"{out.name}.part")
-    with part.open("wb") as file:
-        np.savez(file, allow_pickle=False, model=np.array(embedder.hash), **arrays)
-    part.replace(out)
-    typer.echo(f"{len(found)} embeddings written to {out}.")
-    if "labels" in arrays:
-        typer.echo(f"Next: couce evaluate {out}")
+    arrays["model"] = np.array(embedder.hash)
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:  # savez would add a suffix to a name
+            np.savez(file, **arrays)
+
+    replace_file(out, write)
+    then = f"couce evaluate {out}" if "labels" in arrays else "couce index build gallery/"
+    typer.echo(f"{len(found)} embeddings written to {out}. Next: {then}")

@@ -32,4 +32,8 @@ def evaluate(
     console.print(metrics_table({model.name: metrics}))
     target = out or model.with_suffix(".metrics.json")
     target.write_text(json.dumps(metrics, indent=2) + "\n")
-    console.print(f"Written to {target}.", soft_wrap=True)
+    then = {
+        ".pt": f"couce export {model} model.onnx",
+        ".onnx": f"couce index build gallery/ --model {model}",
+    }.get(model.suffix, "couce index build gallery/")
+    console.print(f"Written to {target}. Next: {then}", soft_wrap=True)

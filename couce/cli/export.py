@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -38,27 +37,34 @@ def export(
     from couce.train.data.demo import draw, examples
 
     console = Console(highlight=False, markup=False)
-    trained_on = load(checkpoint).get("data", {})
+    trained_on = load(checkpoint).get("data")
+    trained_on = trained_on if isinstance(trained_on, dict) else {}
+    found = None
     try:
-        found = open_dataset(dataset, data) if dataset else open_dataset(**trained_on)
+        if dataset is not None:
+            found = open_dataset(dataset, data)
+        elif trained_on:
+            found = open_dataset(**trained_on | ({"root": data} if data else {}))
     except (CouceError, OSError, TypeError) as error:
-        if dataset:
+        if dataset or data:
             raise
-        console.print(f"Compared on drawn pictures, as the training set is not here: {error}")
-        found = None
-    images: list[ImageSource] = []
-    labelled = None
-    learn_from: Sequence[Path] = ()
+        console.print(f"The training set is not here ({error}).", soft_wrap=True)
+    labelled: Labelled | None = None
+    learn_from: tuple[Path, ...] = ()
+    images: dict[str, ImageSource]
     if found is not None:
-        learn_from = found.train.paths
         step = max(1, len(found.test.paths) // PARITY_IMAGES)
-        images += found.test.paths[::step][:PARITY_IMAGES]
+        images = {str(path): path for path in found.test.paths[::step][:PARITY_IMAGES]}
         labelled = Labelled(found.name, found.test.paths, found.test.labels)
+        learn_from = found.train.paths
     else:
-        plan = examples(0.9, per_class=1, seed=0)
-        images += [draw(each) for each in plan[:PARITY_IMAGES]]
+        console.print("Compared on drawn pictures; --dataset and --data name others.")
+        plan = examples(0.9, per_class=1, seed=0)[:PARITY_IMAGES]
+        images = {f"drawn picture {n}": draw(each) for n, each in enumerate(plan)}
     if calibrate is not None:
-        learn_from = image_files(calibrate)
+        if precision != "int8":
+            raise CouceError(f"--calibrate is for int8, and this is {precision}")
+        learn_from = tuple(image_files(calibrate))
         if not learn_from:
             raise CouceError(f"there are no images in {calibrate} to calibrate with")
     run(

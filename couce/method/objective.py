@@ -71,11 +71,12 @@ class CouCE(nn.Module):
         """Raw embeddings m (N, d) of a batch, its labels (N,), and m̃ (N, d) of the second view."""
         if (intervened is None) != (self.intervention is None):
             raise ValueError("give intervened embeddings exactly when .intervention is not None")
-        parts = self._parts(embeddings, labels, intervened)
+        parts = self.parts(embeddings, labels, intervened)
         total = torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
         return Objective(total, {name: part.detach() for name, part in parts.items()})
 
-    def _parts(self, m: Tensor, labels: Tensor, m_tilde: Tensor | None) -> dict[str, Tensor]:
+    def parts(self, m: Tensor, labels: Tensor, m_tilde: Tensor | None) -> dict[str, Tensor]:
+        """The terms of the objective by name, before weighting, with their gradients."""
         settings = self.settings
         views = (m, m_tilde)  # what is held invariant
         orth: Tensor | None = None

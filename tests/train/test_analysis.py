@@ -56,7 +56,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
     assert len(logs) == 4
     interrupted = out / content["runs"][0]["name"]
-    (interrupted / "result.json").unlink()
+    (interrupted / "result.json").write_text('{"last": ')  # as a full disk would leave it
     again = study(pictures, out, *arguments)
     assert again.returncode == 0, again.stderr
     changed = [path for path, when in logs.items() if path.stat().st_mtime_ns != when]
@@ -73,6 +73,16 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert set(made_of.gradients) == {"dml", "orth"}
 
 
+def test_held_out_classes_are_no_part_of_the_analysis(tmp_path: Path) -> None:
+    pictures = write_demo(tmp_path / "demo", per_class=3)
+    done = study(
+        pictures, tmp_path / "out", "--methods=odba", "--seeds=1", "--validate-classes=0.2"
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert analyse(run).gate is not None
+
+
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     done = study(tmp_path / "absent", tmp_path / "out", "--methods", "base", "--seeds", "1")
     assert done.returncode == 2
@@ -82,7 +92,11 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--methods", "bass"], "did you mean 'base'"), (["--over", "lr"], "key=a,b")],
+    [
+        (["--methods", "bass"], "did you mean 'base'"),
+        (["--methods", "base,base"], "stands twice"),
+        (["--over", "lr"], "key=a,b"),
+    ],
 )
 def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: Path) -> None:
     done = study(tmp_path, tmp_path / "out", *arguments)
@@ -98,7 +112,7 @@ def test_other_arguments_are_another_run() -> None:
     assert cells(["demo"], ["--epochs=1"], ["base"], 1, []) == one
 
 
-def test_a_broken_result_is_not_taken(tmp_path: Path) -> None:
+def test_a_run_that_cannot_start(tmp_path: Path) -> None:
     (cell,) = cells(["absent"], [], ["base"], 1, [])
     with pytest.raises(CouceError, match=r"the run base-seed0-\w+ failed: couce: unknown data set"):
         list(run_cells([cell], tmp_path, 1))

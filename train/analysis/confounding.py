@@ -50,7 +50,9 @@ def analyse(run: Path) -> Confounding:
     if content["data"]["name"] != "demo":
         raise CouceError(f"{run} was not trained on the demo set, whose backgrounds are known")
     data = open_dataset(**content["data"])
-    objective = _objective(settings, content, len(data.train.names))
+    learned = np.isin(data.train.names, content["classes"])  # others were held out
+    train = data.train.select(learned[data.train.labels])
+    objective = _objective(settings, content, len(train.names))
     gate = None if objective.odba is None else objective.odba.gate.numpy()
     plan = read_plan(data.root)
 
@@ -68,9 +70,9 @@ def analyse(run: Path) -> Confounding:
         correlation = {f: float(np.corrcoef(gate, by_channel[f])[0, 1]) for f in FACTORS}
         return Explained(shares, correlation)
 
-    store = ImageStore(data.train, preprocess, workers=2)
+    store = ImageStore(train, preprocess, workers=2)
     return Confounding(
-        train=explain(data.train),
+        train=explain(train),
         test=explain(data.test),
         gate=None if gate is None else (gate.min(), float(np.median(gate)), gate.max()),
         gradients=_gradients(network, objective, store, settings),
@@ -113,7 +115,7 @@ def _gradients(
     with torch.no_grad():
         m, m_tilde = network.views(images, objective.intervention)
     m.requires_grad_(True)
-    parts: dict[str, Tensor] = objective._parts(m, torch.from_numpy(batch.labels), m_tilde)
+    parts: dict[str, Tensor] = objective.parts(m, torch.from_numpy(batch.labels), m_tilde)
     norms = {
         name: objective.weights[name]
         * torch.autograd.grad(part, m, retain_graph=True)[0].norm().item()

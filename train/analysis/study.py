@@ -50,6 +50,8 @@ def cells(
     ['confounding=0-base-seed0', 'confounding=0-couce-seed0', \
 'confounding=1-base-seed0', 'confounding=1-couce-seed0']
     """
+    if len(set(methods)) < len(methods):
+        raise CouceError(f"a method stands twice in {','.join(methods)}")
     axes = []
     for axis in over:
         key, sign, values = axis.partition("=")
@@ -93,7 +95,7 @@ def run_cells(
 
 def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
     result = target / "result.json"
-    if not result.exists():
+    if not _readable(result):
         command = [sys.executable, "-m", "couce", "train", *cell.data]
         if (target / "last.pt").exists():  # interrupted: its settings are in its folder
             command += ["--resume", str(target)]
@@ -113,6 +115,13 @@ def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
             last = (log.read_text().splitlines() or ["it said nothing"])[-1]
             raise CouceError(f"the run {cell.name} failed: {last} (the whole of it is in {log})")
     return json.loads(result.read_text())
+
+
+def _readable(result: Path) -> bool:
+    try:
+        return isinstance(json.loads(result.read_text()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 class Spread(NamedTuple):

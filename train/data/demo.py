@@ -98,20 +98,21 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
             raise CouceError(f"{folder} exists and is not a demo set; name another folder")
     # It gets its name when it is complete; another process may be drawing the same.
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
-    for number, example in enumerate(examples(confounding, per_class, seed)):
-        path = part / example.half / example.label / f"{number:05}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(example).save(path, compress_level=1)
-    (part / "recipe.json").write_text(json.dumps(recipe))
-    part.chmod(0o755)  # mkdtemp's folders are private
     try:
-        if folder.exists() and _recipe(folder) != recipe:
+        for number, example in enumerate(examples(confounding, per_class, seed)):
+            path = part / example.half / example.label / f"{number:05}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(example).save(path, compress_level=1)
+        (part / "recipe.json").write_text(json.dumps(recipe))
+        part.chmod(0o755)  # mkdtemp's folders are private
+        if folder.exists() and _recipe(folder) not in (None, recipe):
             shutil.rmtree(folder)
         part.rename(folder)
     except OSError:
-        shutil.rmtree(part)
         if not folder.exists() or _recipe(folder) != recipe:  # else the other was quicker
             raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
