@@ -18,6 +18,7 @@ def open_index(
     dim: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     background: bool = True,
+    kind: str | None = None,
 ) -> Index:
     """The index at ``address``: a folder, or ``milvus+http://user:password@host:19530/collection``.
 
@@ -30,13 +31,15 @@ def open_index(
         dim: length of its embeddings, for an index that is to be made.
         say: is told, in a line, what was mended.
         background: whether a folder's recent changes are compacted now and then while it is open.
+        kind: the type of index that a new Milvus collection gets: hnsw, ivf, ivfpq, flat, or its own
+            name of one. A folder is told when it is compacted.
     """
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if is_remote(address):
         from couce.index.milvus import MilvusIndex
 
-        return MilvusIndex(str(address), mode, model_hash, dim)
+        return MilvusIndex(str(address), mode, model_hash, dim, kind)
     if "://" in str(address):
         raise CouceError(
             f"{address} is no address of an index; it is a folder, or"

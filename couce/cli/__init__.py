@@ -12,6 +12,7 @@ from couce.cli.demo import demo
 from couce.cli.doctor import doctor
 from couce.cli.evaluate import evaluate
 from couce.cli.export import export
+from couce.cli.index import index
 from couce.cli.train import train
 from couce.errors import CouceError
 
@@ -28,6 +29,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(export)
+app.add_typer(index, name="index")
 app.add_typer(data, name="data")
 app.add_typer(analyze, name="analyze")
 app.command()(doctor)
