@@ -33,7 +33,8 @@ def copy(
 
 def export_file(index: Index, path: Path, progress: Progress = lambda _: None) -> int:
     """Writes all items to a .parquet file, or to an .npz that `couce evaluate` takes too."""
-    write = _writers().get(path.suffix)
+    writers = {".parquet": _write_parquet, ".npz": _write_npz}
+    write = writers.get(path.suffix)
     if write is None:
         raise CouceError(f"{path} must end in .parquet or .npz")
     written = 0
@@ -52,20 +53,23 @@ def export_file(index: Index, path: Path, progress: Progress = lambda _: None) -
 
 def import_file(index: Index, path: Path, progress: Progress = lambda _: None) -> int:
     """Adds what :func:`export_file` wrote."""
-    readers = {".parquet": _read_parquet, ".npz": _read_npz}
-    if path.suffix not in readers:
-        raise CouceError(f"{path} must end in .parquet or .npz")
-    if not path.exists():
-        raise CouceError(f"there is no file {path}")
-    about, batches = readers[path.suffix](path)
+    about, batches = _read(path)
     check_model(str(index.info()["address"]), index.model_hash, index.dim, *about)
     return _put(index, batches, False, progress)
 
 
 def model_of(path: Path) -> tuple[str | None, int | None]:
     """The model hash and dimension that an exported file tells."""
-    about, _ = (_read_npz if path.suffix == ".npz" else _read_parquet)(path)
-    return about
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[tuple[str | None, int | None], Iterator[Batch]]:
+    readers = {".parquet": _read_parquet, ".npz": _read_npz}
+    if path.suffix not in readers:
+        raise CouceError(f"{path} must end in .parquet or .npz")
+    if not path.exists():
+        raise CouceError(f"there is no file {path}")
+    return readers[path.suffix](path)
 
 
 def _put(target: Index, batches: Iterable[Batch], join: bool, progress: Progress) -> int:
@@ -116,10 +120,6 @@ def _item(row: dict[str, Any]) -> Item:
     paths, stamps = paths_from_json(row.pop("paths"))
     metadata = json.loads(row.pop("metadata"))
     return Item(paths=paths, stamps=stamps, metadata=metadata, **row)
-
-
-def _writers() -> dict[str, Callable[[Path, Iterable[Batch], dict[str, Any]], None]]:
-    return {".parquet": _write_parquet, ".npz": _write_npz}
 
 
 def _write_npz(path: Path, batches: Iterable[Batch], about: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """A tiny model, a few pictures and a reference search, for all tests of the gallery."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from couce.cli import main
 from couce.index import NewItem
 from couce.model_info import ModelInfo
 from couce.preprocess import Preprocess
@@ -99,3 +102,27 @@ def gallery(tmp_path: Path) -> Path:
                 tmp_path / "gallery" / f"class-{label}" / f"{number}.png", 10 * label + number
             )
     return tmp_path / "gallery"
+
+
+class Couce(Protocol):
+    def __call__(self, *arguments: str, code: int = 0) -> str: ...
+
+
+@pytest.fixture
+def couce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Couce:
+    """Runs `couce index ...` in the test's folder; what it said, if it ended with ``code``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["couce", "index", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        output = "".join(capfd.readouterr())
+        assert (stopped.value.code or 0) == code, output
+        return output
+
+    return run
