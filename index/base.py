@@ -179,6 +179,13 @@ def unit_rows(vectors: ArrayLike, dim: int | None = None) -> Vectors:
     return np.ascontiguousarray(np.where(close, rows, rows / lengths), dtype=np.float32)
 
 
+def stacked(vectors: Sequence[ArrayLike | None]) -> Vectors:
+    """Single vectors (d,) as rows."""
+    if len({np.shape(vector) for vector in vectors}) > 1:  # type: ignore[arg-type]
+        raise CouceError("these vectors have different lengths; they must be of one model")
+    return np.stack([np.asarray(vector, np.float32) for vector in vectors])
+
+
 def metadata_json(metadata: Mapping[str, Any], id: str) -> str:
     try:
         text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, sort_keys=True)

@@ -30,6 +30,7 @@ from couce.index.base import (
     Vectors,
     check_model,
     check_window,
+    stacked,
     unit_rows,
 )
 from couce.index.catalog import Catalog, Numbers
@@ -116,7 +117,7 @@ class LocalIndex:
         rows: list[Any] = [None] * len(new)
         dim = self.dim
         if given:
-            vectors = unit_rows(_stacked([new[place].vector for place in given]), dim)
+            vectors = unit_rows(stacked([new[place].vector for place in given]), dim)
             dim = vectors.shape[1]
             for place, vector in zip(given, vectors, strict=True):
                 rows[place] = vector
@@ -446,10 +447,3 @@ def _fault(folder: Path, manifest: Manifest, found: catalog.State, patient: bool
         return f"{name} is newer than the catalog"
     fault = manifest.file.fault(folder) if manifest.file is not None else None
     return f"{folder / manifest.file.name} {fault}" if manifest.file is not None and fault else None
-
-
-def _stacked(vectors: list[Any]) -> Any:
-    lengths = {np.shape(vector) for vector in vectors}
-    if len(lengths) > 1:
-        raise CouceError("these vectors have different lengths; they must be of one model")
-    return np.stack([np.asarray(vector, np.float32) for vector in vectors])

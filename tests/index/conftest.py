@@ -1,7 +1,7 @@
 """A tiny model, a few pictures and a reference search, for all tests of the gallery."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -126,3 +126,30 @@ def couce(
         return output
 
     return run
+
+
+@pytest.fixture(scope="session")
+def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The real server on free ports of this machine, with users and passwords; its address up to the
+    name of a collection."""
+    server_module = pytest.importorskip("milvus", reason="needs the package milvus, of extra dev")
+    pytest.importorskip("pymilvus")
+    folder = tmp_path_factory.mktemp("milvus")
+    config = server_module.MilvusServerConfig(data_dir=str(folder))
+    for role in (
+        "rootCoord",
+        "proxy",
+        "queryCoord",
+        "queryNode",
+        "indexNode",
+        "dataCoord",
+        "dataNode",
+    ):
+        config.set(f"{role}.ip", "127.0.0.1")
+    config.set("common.security.authorizationEnabled", "true")
+    server = server_module.MilvusServer(config)
+    server.start()
+    try:
+        yield f"milvus+http://root:Milvus@127.0.0.1:{server.listen_port}"
+    finally:
+        server.stop()
