@@ -88,7 +88,7 @@ class LocalIndex:
         self._compacting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
-        self._filters: OrderedDict[tuple[int, int, Clauses], _Chosen] = OrderedDict()
+        self._filters: OrderedDict[tuple[int, int, str], _Chosen] = OrderedDict()
         self._moment: Moment | None = None
         self._reported: set[str] = set()
         if mode == "write":
@@ -394,17 +394,18 @@ class LocalIndex:
         return found
 
     def _chosen(self, db: Connection, moment: Moment, found_clauses: Clauses) -> "_Chosen":
-        key = (moment.revision, moment.main_revision, found_clauses)
+        # As text, since True == 1 in Python and not in metadata.
+        key = (moment.revision, moment.main_revision, repr(found_clauses))
         with suppress(KeyError):
             return self._filters[key]
         numbers = catalog.chosen(db, found_clauses)
         last = moment.main.last if moment.main is not None else 0
         places = np.flatnonzero(np.isin(moment.recent.numbers, numbers))
-        self._filters[key] = _Chosen(Allowed.these(numbers, last), places)
+        found = self._filters[key] = _Chosen(Allowed.these(numbers, last), places)
         with suppress(KeyError):  # another thread may be at it too
             while len(self._filters) > _REMEMBERED:
                 self._filters.popitem(last=False)
-        return _Chosen(Allowed.these(numbers, last), places)
+        return found
 
     def _compact_if_due(self) -> None:
         if not self._background or (self._thread is not None and self._thread.is_alive()):
