@@ -130,7 +130,8 @@ def run_ours(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
         from couce.index.structures import innermost, parameters
 
         chosen = parameters(innermost(main), moment.main.structure.effort)
-        bare, whole = [], []
+        bare: list[float] = []
+        whole: list[float] = []
         for query in queries[:SINGLE, None]:
             for times, search in (
                 (bare, lambda q: main.search(q, K, params=chosen)),

@@ -20,7 +20,7 @@ ID_DIGITS = 32  # of a file's sha256, for an item without an id of its own
 METADATA_BYTES = 32_768
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One picture of the gallery. Files with the same bytes are one item with several paths."""
 
@@ -34,7 +34,7 @@ class Item:
     stamps: tuple[int, ...] = ()  # st_mtime_ns of each path, by which a build knows it again
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NewItem:
     """What is to be added. An item of the same id is replaced.
 

@@ -187,18 +187,22 @@ class LocalIndex:
             return catalog.label_counts(db)
 
     def vectors(self, ids: Sequence[str] | None = None) -> Iterator[Block]:
-        wanted = iter(self.every_item()) if ids is None else None
-        names = [item.id for item in wanted] if wanted is not None else list(ids or ())
-        for start in range(0, len(names), catalog.BLOCK):
+        last, start = "", 0
+        while True:
             with self._catalog.reading() as db:
-                dim = catalog.state(db).dim or 0
-                there = catalog.items_by_id(db, names[start : start + catalog.BLOCK])
-                part = [id for id in names[start : start + catalog.BLOCK] if id in there]
+                if ids is None:
+                    part = [item.id for item in catalog.page_after(db, last, catalog.BLOCK)]
+                else:
+                    part = list(ids[start : start + catalog.BLOCK])
                 if not part:
-                    continue
-                numbers = np.array([there[id][0] for id in part], np.int64)
-                rows = catalog.vectors_of(db, numbers, dim)
-            yield Block(part, [there[id][1].label for id in part], rows)
+                    return
+                last, start = part[-1], start + catalog.BLOCK
+                found = catalog.items_by_id(db, part)
+                there = [id for id in part if id in found]
+                numbers = np.array([found[id][0] for id in there], np.int64)
+                rows = catalog.vectors_of(db, numbers, catalog.state(db).dim or 0)
+            if there:
+                yield Block(there, [found[id][1].label for id in there], rows)
 
     def info(self) -> dict[str, Any]:
         with self._now() as (db, moment):

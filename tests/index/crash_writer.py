@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from couce.index import NewItem
 from couce.index.local import LocalIndex
@@ -18,7 +19,7 @@ from couce.index.manifest import Structure
 DIM = 8
 
 
-def vector(key: int) -> np.ndarray:  # type: ignore[type-arg]
+def vector(key: int) -> NDArray[np.float32]:
     row = np.random.default_rng(key).standard_normal(DIM).astype(np.float32)
     return row / np.linalg.norm(row)
 

@@ -90,7 +90,8 @@ def test_the_road_of_a_gallery(tmp_path: Path, model: Path, gallery: Path, couce
     assert "All of it" in couce("verify")
 
 
-def test_strange_names_come_back(tmp_path: Path, model: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model")
+def test_strange_names_come_back(tmp_path: Path, couce: Couce) -> None:
     folder = tmp_path / "gallery" / os.fsdecode(b"class \xff 'x' \"y\"")
     for seed, name in enumerate(STRANGE):
         write_picture(folder / name, seed)
@@ -111,7 +112,8 @@ def test_strange_names_come_back(tmp_path: Path, model: Path, couce: Couce) -> N
         assert paths(tmp_path / f"from-{name}") == paths(tmp_path / "index")
 
 
-def test_a_list_of_labels(tmp_path: Path, model: Path, gallery: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model", "gallery")
+def test_a_list_of_labels(tmp_path: Path, couce: Couce) -> None:
     with (tmp_path / "list.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label", "id", "year"])
@@ -135,7 +137,8 @@ def test_a_list_of_labels(tmp_path: Path, model: Path, gallery: Path, couce: Cou
     assert "must have the columns path and label" in said
 
 
-def test_shards_join_to_the_whole(tmp_path: Path, model: Path, gallery: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model")
+def test_shards_join_to_the_whole(tmp_path: Path, gallery: Path, couce: Couce) -> None:
     write_picture(gallery / "class-2" / "twin.png", 0)
     couce("build", "gallery", "--out", "whole")
     for part in (1, 2, 3):
@@ -148,7 +151,8 @@ def test_shards_join_to_the_whole(tmp_path: Path, model: Path, gallery: Path, co
     assert "written i/n" in couce("build", "gallery", "--shard", "4/3", code=2)
 
 
-def test_add_remove_and_info(tmp_path: Path, model: Path, gallery: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model", "gallery")
+def test_add_remove_and_info(tmp_path: Path, couce: Couce) -> None:
     couce("build", "gallery")
     picture = write_picture(tmp_path / "new.png", 500)
     said = couce("add", str(picture), "--label", "guest", "--metadata", "from=abroad")
@@ -165,7 +169,8 @@ def test_add_remove_and_info(tmp_path: Path, model: Path, gallery: Path, couce: 
     assert "no such file" in couce("add", "nowhere.png", code=2)
 
 
-def test_an_interrupted_build_goes_on(tmp_path: Path, model: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model")
+def test_an_interrupted_build_goes_on(tmp_path: Path, couce: Couce) -> None:
     """Killed after its first commit, a build embeds only what was left."""
     for number in range(700):
         write_picture(tmp_path / "gallery" / "x" / f"{number}.png", number)
@@ -189,7 +194,8 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, model: Path, couce: Couce)
         assert len(index) == 700
 
 
-def test_another_model_is_refused(tmp_path: Path, model: Path, gallery: Path, couce: Couce) -> None:
+@pytest.mark.usefixtures("model", "gallery")
+def test_another_model_is_refused(tmp_path: Path, couce: Couce) -> None:
     couce("build", "gallery")
     write_model(tmp_path / "other.onnx", seed=1)
     for command in (["build", "gallery"], ["search", "gallery/class-0/0.png"]):
@@ -216,8 +222,9 @@ def test_another_model_is_refused(tmp_path: Path, model: Path, gallery: Path, co
         (["plan", "--vectors", "1e3", "--rate", "0"], "a plan needs"),
     ],
 )
+@pytest.mark.usefixtures("model", "gallery")
 def test_wrong_calls_are_sentences(
-    tmp_path: Path, model: Path, gallery: Path, couce: Couce, arguments: list[str], words: str
+    tmp_path: Path, couce: Couce, arguments: list[str], words: str
 ) -> None:
     said = couce(*arguments, code=2)
     assert words in said, said
@@ -232,9 +239,8 @@ def test_a_plan_shows_its_formulas(couce: Couce) -> None:
     assert "one machine: a folder, --type flat" in couce("plan", "--vectors", "1000")
 
 
-def test_the_structure_is_measured_and_kept(
-    tmp_path: Path, model: Path, gallery: Path, couce: Couce
-) -> None:
+@pytest.mark.usefixtures("model", "gallery")
+def test_the_structure_is_measured_and_kept(tmp_path: Path, couce: Couce) -> None:
     couce("build", "gallery")
     with LocalIndex(tmp_path / "index", "write", background=False) as index:
         index.add(numbered(unit(3000)))

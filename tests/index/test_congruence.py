@@ -16,6 +16,7 @@ import pytest
 
 from couce.errors import CouceError
 from couce.index import Hit, Index, Item, NewItem, open_index
+from couce.index.filters import Filter
 
 from .conftest import numbered, unit
 
@@ -33,6 +34,9 @@ class Both:
 
     def search(self, *arguments: Any, **options: Any) -> list[list[Hit]]:
         return list(self(lambda index: index.search(*arguments, **options)))
+
+    def items(self, *arguments: Any) -> list[Item]:
+        return list(self(lambda index: index.items(*arguments)))
 
     def refuse(self, work: Callable[[Index], Any], words: str) -> None:
         for index in (self.folder, self.milvus):
@@ -137,7 +141,7 @@ def test_filters(both: Both) -> None:
         found = both.search(query, 200, filter={"label": label})
         assert len(found[0]) == 10
         assert both.search(query, 200, filter={"metadata.text": label})[0]
-    for condition in (
+    conditions: tuple[Filter, ...] = (
         {"label": ["it's", "🐦"]},
         {"label": None},
         {"label": [None, "plain"]},
@@ -155,9 +159,10 @@ def test_filters(both: Both) -> None:
         {"metadata.n": None},
         {"label": []},
         {"metadata.n": []},
-    ):
+    )
+    for condition in conditions:
         both.search(query, 200, filter=condition)
-        both(lambda index, condition=condition: index.items(0, 200, condition))
+        both.items(0, 200, condition)
     for injected in ('x" or id != "', "x' OR 1=1 --", '") || true'):
         assert both.search(query, 200, filter={"label": injected}) == [[], []]
         assert both.search(query, 200, filter={f"metadata.{injected}": 1}) == [[], []]
@@ -200,8 +205,8 @@ def test_paging(both: Both) -> None:
         assert [h.id for h in both.search(query, 10, offset=offset)[0]] == [
             h.id for h in whole[offset : offset + 10]
         ]
-        both(lambda index, offset=offset: index.items(offset, 7))
-        both(lambda index, offset=offset: index.items(offset, 7, {"label": "l3"}))
+        both.items(offset, 7)
+        both.items(offset, 7, {"label": "l3"})
     both(lambda index: [tuple(b) for b in index.vectors(["i00005", "absent", "i00002"])])
     both(lambda index: [item.id for item in index.every_item()])
     both(lambda index: np.concatenate([b.vectors for b in index.vectors()]))

@@ -84,9 +84,8 @@ def test_index_types(milvus: str, kind: str) -> None:
         index._client.drop_collection(name)  # type: ignore[attr-defined]
 
 
-def test_build_copy_and_back(
-    milvus: str, tmp_path: Path, model: Path, gallery: Path, couce: Couce
-) -> None:
+@pytest.mark.usefixtures("model")
+def test_build_copy_and_back(milvus: str, gallery: Path, couce: Couce) -> None:
     address = f"{milvus}/g{uuid.uuid4().hex}"
     assert "12 added" in couce("build", "gallery", "--to", address)
     assert "12 unchanged" in couce("build", "gallery", "--to", address)

@@ -11,8 +11,9 @@ from .conftest import Couce, write_picture
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("model")
 def test_ray_builds_the_same_index(
-    tmp_path: Path, model: Path, couce: Couce, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, couce: Couce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
     monkeypatch.setenv("RAY_ADDRESS", "")
