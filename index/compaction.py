@@ -61,10 +61,7 @@ def compact(folder: Path, truth: Catalog, structure: Structure) -> Manifest:
     )
     manifest.write(folder)
     settle(truth, found.revision)
-    for path in folder.glob("vectors-*.faiss"):
-        if file is None or path.name != file.name:
-            with suppress(OSError):
-                path.unlink()
+    sweep(folder, manifest)
     return manifest
 
 
@@ -73,6 +70,14 @@ def settle(truth: Catalog, revision: int) -> None:
     with truth.writing() as (db, _):
         db.execute("UPDATE state SET main_revision = ?", (revision,))
         db.execute("DELETE FROM removed WHERE revision <= ?", (revision,))
+
+
+def sweep(folder: Path, manifest: Manifest) -> None:
+    """Deletes the FAISS files that the manifest does not name."""
+    for path in folder.glob("vectors-*.faiss"):
+        if manifest.file is None or path.name != manifest.file.name:
+            with suppress(OSError):
+                path.unlink()
 
 
 def machine_memory() -> int | None:

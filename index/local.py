@@ -34,7 +34,7 @@ from couce.index.base import (
     unit_rows,
 )
 from couce.index.catalog import Catalog, Numbers
-from couce.index.compaction import compact, due, settle
+from couce.index.compaction import compact, due, settle, sweep
 from couce.index.filters import Clauses, Filter, clauses
 from couce.index.lock import WriterLock
 from couce.index.manifest import Manifest, NewerFormatError, Structure
@@ -122,7 +122,11 @@ class LocalIndex:
             for place, vector in zip(given, vectors, strict=True):
                 rows[place] = vector
         with self._catalog.writing() as (db, revision):
-            if dim != self.dim:
+            found = catalog.state(db)
+            check_model(
+                str(self.folder), None, found.dim, None, dim
+            )  # another thread may have begun
+            if found.dim is None:
                 db.execute("UPDATE state SET dim = ?", (dim,))
             catalog.put(db, revision, list(zip(kept, rows, strict=True)))
         self.dim = dim
@@ -305,6 +309,8 @@ class LocalIndex:
             fault = _fault(self.folder, manifest, found, patient=False)
             if fault is None and manifest.revision > found.main_revision:
                 settle(self._catalog, manifest.revision)  # killed just before it
+            if fault is None:
+                sweep(self.folder, manifest)
         except NewerFormatError:
             raise
         except CouceError as error:
@@ -331,11 +337,13 @@ class LocalIndex:
         """The memory for the revision that ``db`` sees; None if it is past that already."""
         with self._moving:
             moment = self._moment
-            if moment is not None and moment.revision > found.revision and patient:
-                return None
+            if moment is not None and moment.revision > found.revision:
+                if patient:
+                    return None
+                moment = None  # the catalog was put back from an older copy
             self.dim, self.model_hash = found.dim or self.dim, found.model_hash or self.model_hash
             if moment is None or moment.main_revision != found.main_revision:
-                main = self._load_main(found, patient)
+                main = self._load_main(found, moment.main if moment is not None else None, patient)
                 if main is not None and main.revision > found.revision:
                     return None  # written after the moment that db sees
                 if moment is None or main is None or main is not moment.main:
@@ -352,7 +360,9 @@ class LocalIndex:
             self._moment = moment
             return moment
 
-    def _load_main(self, found: catalog.State, patient: bool) -> MainPart | None:
+    def _load_main(
+        self, found: catalog.State, held: MainPart | None, patient: bool
+    ) -> MainPart | None:
         """The FAISS file if it can be used; said in a line if it cannot."""
         if not found.main_revision:
             return None
@@ -364,8 +374,7 @@ class LocalIndex:
                 if not fault:
                     if manifest.file is None:
                         return None
-                    held = self._moment.main if self._moment is not None else None
-                    if held is not None and held.revision == manifest.revision:
+                    if held is not None and held.file == manifest.file:
                         return held
                     return MainPart(self.folder, manifest, manifest.file)
             except NewerFormatError:

@@ -73,7 +73,7 @@ class MainPart:
         import faiss
 
         self.revision, self.count, self.last = manifest.revision, manifest.count, manifest.last
-        self.structure = manifest.structure
+        self.structure, self.file = manifest.structure, file
         try:
             self.index = faiss.read_index(str(folder / file.name), faiss.IO_FLAG_MMAP_IFC)
             self._inner = innermost(self.index)

@@ -71,26 +71,26 @@ def absolute(path: Path) -> str:
 
 
 def _entries(root: Path, listed: dict[str, Listed] | None, shard: Shard | None) -> Iterator[Entry]:
-    for path in image_files(root):
-        name = absolute(path)
-        if shard is not None and not shard.holds(str(path.relative_to(root))):
+    files = {absolute(path): path for path in image_files(root)}
+    # What a list names is an image, whatever its name ends in.
+    files |= {name: Path(name) for name in listed or () if name not in files}
+    beginning = absolute(root).rstrip("/") + "/"
+    for name, path in files.items():
+        if shard is not None and not shard.holds(name.removeprefix(beginning)):
             continue
+        about = Listed(_folder(path, root), None, {})
+        if listed is not None:
+            about = listed.get(name, Listed(None, None, {}))
         try:
             found = path.stat()
-        except OSError:  # gone since, or a link to nowhere: said when it is read
-            yield Entry(name, -1, -1, _folder(path, root))
-            continue
-        if path.is_dir():
-            continue
-        if listed is None:
-            yield Entry(name, found.st_size, found.st_mtime_ns, _folder(path, root))
-        else:
-            row = listed.get(name, Listed(None, None, {}))
-            yield Entry(name, found.st_size, found.st_mtime_ns, *row)
+            if not path.is_dir():
+                yield Entry(name, found.st_size, found.st_mtime_ns, *about)
+        except OSError:  # not there, or a link to nowhere: said when it is read
+            yield Entry(name, -1, -1, *about)
 
 
 def _folder(path: Path, root: Path) -> str | None:
-    parts = path.relative_to(root).parts
+    parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
     # A label is text: what of a folder's name is not UTF-8 is written out.
     return os.fsencode(parts[0]).decode(errors="backslashreplace") if len(parts) > 1 else None
 

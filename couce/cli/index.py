@@ -96,6 +96,7 @@ def remove(
 
     if bool(ids) == bool(chosen):
         raise CouceError("say what to remove: ids, or a --filter")
+    open_index(address).close()  # a writer would make one where there is none
     with open_index(address, "write", say=_warn) as found:
         names = list(ids or [])
         if chosen:

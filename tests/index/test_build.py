@@ -119,7 +119,9 @@ def test_a_list_of_labels(tmp_path: Path, couce: Couce) -> None:
         writer.writerow(["path", "label", "id", "year"])
         writer.writerow(["class-0/0.png", "wren", "w1", "2024"])
         writer.writerow(["class-0/1.png", "owl", "", ""])
-    couce("build", "gallery", "--labels", "list.csv")
+        writer.writerow(["class-0/absent.png", "owl", "", ""])
+    said = couce("build", "gallery", "--labels", "list.csv")
+    assert "absent.png: no such file or directory" in said
     with open_index(tmp_path / "index") as index:
         item = index.get("w1")
         assert item is not None
@@ -214,6 +216,7 @@ def test_another_model_is_refused(tmp_path: Path, couce: Couce) -> None:
         (["build", "gallery", "--engine", "spark"], "unknown engine 'spark'"),
         (["build", "gallery", "--to", "ftp://x"], "no address of an index"),
         (["info", "nowhere"], "there is no index in nowhere"),
+        (["remove", "x", "--index", "nowhere"], "there is no index in nowhere"),
         (["verify", "nowhere"], "there is no index in nowhere"),
         (["compact", "nowhere"], "there is no index in nowhere"),
         (["search", "gallery/class-0/0.png"], "there is no index in index"),
