@@ -19,6 +19,7 @@ from couce.index.structures import Built, build
 
 _ALWAYS = 4096  # changes that are never worth a new file
 _SHARE = 25  # beyond that, one for each so many items
+_GROWN = 1.5  # times as many vectors, or as few: learned anew
 
 
 def due(db: Connection) -> bool:
@@ -31,13 +32,15 @@ def due(db: Connection) -> bool:
     return bool(added + removed > _ALWAYS + found.total // _SHARE)
 
 
-def compact(folder: Path, truth: Catalog, structure: Structure) -> Manifest:
+def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = True) -> Manifest:
+    """``fresh``: learned and measured anew; else the old file with its changes, where that will do."""
     built, last = None, 0
     with truth.reading() as db:
         found = catalog.state(db)
         if found.total and found.dim:
             dim = found.dim
-            built = build(
+            built = None if fresh else _continued(folder, db, found, structure)
+            built = built or build(
                 structure,
                 found.total,
                 dim,
@@ -63,6 +66,41 @@ def compact(folder: Path, truth: Catalog, structure: Structure) -> Manifest:
     settle(truth, found.revision)
     sweep(folder, manifest)
     return manifest
+
+
+def _continued(
+    folder: Path, db: Connection, found: catalog.State, structure: Structure
+) -> Built | None:
+    """The old file without what went and with what came: its lists still fit while the number of vectors
+    is much the same."""
+    import faiss
+
+    try:
+        old = Manifest.read(folder)
+    except CouceError:
+        return None
+    kept = old.structure
+    usable = (
+        old.file is not None
+        and old.catalog == found.identity
+        and found.main_revision <= old.revision <= found.revision
+        and (kept.asked, kept.recall) == (structure.asked, structure.recall)
+        and "IVF" in kept.factory
+        and kept.built_for <= _GROWN * found.total
+        and found.total <= _GROWN * kept.built_for
+    )
+    if not usable or old.file is None or old.file.fault(folder):
+        return None
+    try:
+        index = faiss.read_index(str(folder / old.file.name))
+        gone = catalog.departed(db, old.revision)
+        if len(gone):
+            index.remove_ids(faiss.IDSelectorBatch(gone))
+        for numbers, vectors in catalog.arrived(db, found.dim or 0, old.revision):
+            index.add_with_ids(vectors, numbers)
+    except RuntimeError:  # some structures cannot forget
+        return None
+    return Built(index, kept) if index.ntotal == found.total else None
 
 
 def settle(truth: Catalog, revision: int) -> None:

@@ -256,12 +256,15 @@ class LocalIndex:
             return Manifest.read(self.folder).structure
         return Structure()
 
-    def compact(self, structure: Structure | None = None) -> Manifest:
-        """Writes a new FAISS file of all that is there, in the given structure or as it was."""
+    def compact(self, structure: Structure | None = None, fresh: bool = True) -> Manifest:
+        """Writes a new FAISS file of all that is there, in the given structure or as it was.
+
+        Unless ``fresh``, lists that were learned before are kept while they fit.
+        """
         if self._lock is None:
             raise CouceError(f"{self.folder} is open for reading; open it with mode='write'")
         with self._compacting:
-            return compact(self.folder, self._catalog, structure or self.structure())
+            return compact(self.folder, self._catalog, structure or self.structure(), fresh)
 
     def faults(self) -> list[str]:
         """Everything that is wrong, found by reading all of it; what a writer mended is not."""
@@ -431,7 +434,7 @@ class LocalIndex:
 
     def _compact_quietly(self) -> None:
         try:
-            self.compact()
+            self.compact(fresh=False)
         except Exception as error:  # told now, and raised by wait()
             self._fault = error
             self._say(f"compaction failed: {error}")

@@ -39,6 +39,7 @@ class Structure(Settings):
     factory: str = "IDMap,Flat"
     effort: int = 0  # nprobe or efSearch; 0 where there is neither
     refine: int = 0  # how many times k are ranked anew by their true vectors; 0: scores are true
+    built_for: int = 0  # how many vectors there were when it was learned and measured
     measured: Measured | None = None
 
 

@@ -136,7 +136,7 @@ def build(
             if truth is not None:
                 truth.see(numbers[~mask], vectors[~mask])
     tuned = structure.model_copy(
-        update={"factory": name, "effort": 0, "refine": 0, "measured": None}
+        update={"factory": name, "effort": 0, "refine": 0, "built_for": count, "measured": None}
     )
     if truth is not None:
         tuned = _tune(index, tuned, truth, exact)

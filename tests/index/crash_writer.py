@@ -51,7 +51,8 @@ def main(folder: Path, log: Path, seed: int) -> None:
                 index.remove(names)
                 note(event="done", key=key)
             else:
-                index.compact(Structure(asked=str(rng.choice(["flat", "ivf", "hnsw"]))))
+                asked = str(rng.choice(["flat", "ivf", "ivf", "hnsw"]))
+                index.compact(Structure(asked=asked), fresh=bool(rng.random() < 0.5))
             index.search(vector(key)[None], 3)
 
 

@@ -220,6 +220,27 @@ def test_changes_are_compacted_in_the_background(tmp_path: Path) -> None:
         assert ids(index.search(queries, 5)) == [nearest(rows, q, 5, range(9000)) for q in queries]
 
 
+def test_learned_lists_are_kept_while_they_fit(tmp_path: Path) -> None:
+    rows = unit(1200)
+    with LocalIndex(tmp_path / "index", "write", background=False) as index:
+        index.add(numbered(rows[:600]))
+        first = index.compact(Structure(asked="ivf", recall=0.9999))
+        index.add(numbered(rows[600:800], 600))
+        index.remove(f"i{n:05}" for n in range(0, 800, 4))
+        alive = [n for n in range(800) if n % 4]
+        second = index.compact(fresh=False)
+        assert second.structure == first.structure
+        assert (second.count, index.info()["recent"], index.info()["removed"]) == (600, 0, 0)
+        check(index, rows, alive)
+        index.add(numbered(rows[800:], 800))
+        third = index.compact(fresh=False)  # too many more
+        assert third.structure.built_for == 1000
+        check(index, rows, [*alive, *range(800, 1200)])
+        index.add(numbered(rows[:1]))
+        assert index.compact(Structure(asked="flat"), fresh=False).structure.factory == "IDMap,Flat"
+        check(index, rows, [0, *alive, *range(800, 1200)])
+
+
 def test_files_beside_the_catalog_are_made_anew(tmp_path: Path) -> None:
     """Lost, cut, exchanged, hostile: the FAISS file is noticed, rebuilt by a writer, and done without
     by a reader."""

@@ -71,7 +71,7 @@ def test_no_collection_and_one_of_somebody_else(milvus: str) -> None:
         client.drop_collection("theirs")
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf", "IVF_SQ8"])
+@pytest.mark.parametrize("kind", ["flat", "ivf", "IVF_SQ8"])
 def test_index_types(milvus: str, kind: str) -> None:
     rows = unit(200)
     name = f"t{uuid.uuid4().hex}"
