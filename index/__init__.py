@@ -1,1 +1,6 @@
 """The gallery - FAISS on one machine, Milvus beyond it. Imports couce only, never torch."""
+
+from couce.index.base import Hit, Index, Item, NewItem
+from couce.index.opening import open_index
+
+__all__ = ["Hit", "Index", "Item", "NewItem", "open_index"]

@@ -14,6 +14,7 @@ from couce.cli.doctor import doctor
 from couce.cli.embed import embed
 from couce.cli.evaluate import evaluate
 from couce.cli.export import export
+from couce.cli.index import index
 from couce.cli.train import train
 from couce.errors import CouceError
 
@@ -31,6 +32,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(export)
 app.command()(embed)
+app.add_typer(index, name="index")
 app.add_typer(data, name="data")
 app.add_typer(analyze, name="analyze")
 app.command()(doctor)
