@@ -29,13 +29,13 @@ def run_build(
     gallery: Path,
     model: Path,
     address: str,
-    labels: Path | None,
-    kind: str | None,
-    recall: float | None,
-    shard: str | None,
-    prune: bool,
-    engine: str,
-    provider: str,
+    labels: Path | None = None,
+    kind: str | None = None,
+    recall: float | None = None,
+    shard: str | None = None,
+    prune: bool = False,
+    engine: str = "here",
+    provider: str = "auto",
 ) -> Summary:
     """`couce index build`."""
     if engine not in ENGINES:

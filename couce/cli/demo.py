@@ -15,6 +15,9 @@ def demo(
     from couce.embedder import Embedder
     from couce.export.command import export
     from couce.files import image_files
+    from couce.index import open_index
+    from couce.index.command import run_build
+    from couce.index.grid import draw_grid
     from couce.train.command import metrics_table
     from couce.train.demo import train_demo
 
@@ -29,6 +32,17 @@ def demo(
     console.print("Exporting CouCE's model, without anything of CouCE")
     some = {str(path): path for path in gallery[::23]}
     export(trained.run / "last.pt", model, some, say=console.print)
-    rows = Embedder(model).embed(gallery)
-    console.print(f"{model} embeds the {len(rows)} test pictures in {rows.shape[1]} dimensions")
-    console.print("Next: couce train PATH, on your own pictures in a folder for each class")
+
+    console.print("Indexing the test pictures, and searching with one of them")
+    index = out / "index"
+    run_build(trained.pictures / "test", model, str(index), prune=True)
+    embedder = Embedder(model)
+    with open_index(str(index), model_hash=embedder.hash) as found:
+        (hits,) = found.search(embedder.embed(gallery[:1]), k=11)
+    draw_grid(gallery[0], hits).save(out / "search.png")
+    console.print(f"What was found is in {out / 'search.png'}", soft_wrap=True)
+    console.print(
+        f"Next: couce index search IMAGE --model {model} --index {index}; or couce train PATH, on"
+        " your own pictures in a folder for each class",
+        soft_wrap=True,
+    )

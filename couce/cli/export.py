@@ -78,6 +78,5 @@ def export(
         certified=certify,
         say=lambda line: console.print(line, soft_wrap=True),
     )
-    console.print(
-        f"Written to {model}. Next: couce index build gallery/ --model {model}", soft_wrap=True
-    )
+    option = "" if model == Path("model.onnx") else f" --model {model}"
+    console.print(f"Written to {model}. Next: couce index build gallery/{option}", soft_wrap=True)

@@ -54,7 +54,7 @@ def build(
         gallery, model, address, labels, kind, recall, shard, prune, engine, provider
     )
     option = "" if address == "index" else f" --index {address}"
-    typer.echo(f"Next: couce serve{option}, or couce index search IMAGE{option}")
+    typer.echo(f"Next: couce index search IMAGE{option}")
     if strict and summary.faults:
         raise typer.Exit(1)
 
