@@ -50,7 +50,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     row = content["rows"]["lr=0.001 base"]["R@1"]
     assert row["mean"] == pytest.approx(sum(found) / 2)
     assert row["deviation"] == pytest.approx(statistics.stdev(found))
-    assert f"{100 * row['mean']:.1f} ±" in done.stdout
+    assert f"{100 * row['mean']:.1f}±" in done.stdout
 
     # Again: nothing is trained anew. One run was interrupted: it alone goes on.
     logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
