@@ -238,11 +238,13 @@ def _certify(
             target, proto, content, preprocess, kind, Path(folder), rounds, batch, say
         )
     sha256 = hashlib.sha256(written).hexdigest()
-    shares = [row.ratio for row in rows]
+    *others, control = rows
+    ratios = [row.ratio for row in others]
     say(
-        f"certified: {len(rows)} graphs of {len(rows[0].structure.nodes)} entries are identical; time"
-        f" beside base {min(shares):.3f} to {max(shares):.3f}; see"
-        f" {target.with_suffix('.certificate.html')}"
+        f"certified: {len(others)} graphs of {len(rows[0].structure.nodes)} entries are identical;"
+        f" time beside base {min(ratios):.3f} to {max(ratios):.3f}, of base beside itself"
+        f" {control.ratio:.3f} ({control.low:.3f} to {control.high:.3f});"
+        f" see {target.with_suffix('.certificate.html')}"
     )
     return {
         target.with_suffix(".certificate.json"): certificate.to_json(rows, sha256, batch, rounds),

@@ -276,7 +276,7 @@ def test_a_certificate(saved: Path, tmp_path: Path, pictures: list[Image.Image])
     content = json.loads((tmp_path / "model.certificate.json").read_text())
     assert content["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
     rows = {row["name"]: row for row in content["rows"]}
-    assert list(rows) == ["model.onnx", *certificate.ROWS]
+    assert list(rows) == ["model.onnx", *certificate.ROWS, certificate.CONTROL]
     assert len({row["structure"]["sha256"] for row in rows.values()}) == 1
     # What was left out: proxies always; with ODBA the dictionary, its statistics and its counters.
     assert rows["base"]["left_out"] == 2 * DIM
