@@ -319,38 +319,22 @@ def vectors_of(db: sqlite3.Connection, numbers: Numbers, dim: int) -> Vectors:
 
 
 def items_of(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, Item]:
-    found = {}
-    for part in _parts(numbers):
-        marks = ", ".join("?" * len(part))
-        for row in db.execute(
-            f"SELECT {_COLUMNS} FROM items WHERE number IN ({marks})",  # noqa: S608
-            part,
-        ):
-            found[row[0]] = _item(row)
-    return found
+    return dict(_in_parts(db, "number", numbers))
 
 
 def items_by_id(db: sqlite3.Connection, ids: Iterable[str]) -> dict[str, tuple[int, Item]]:
     """With their numbers."""
-    found = {}
-    for part in _parts(ids):
-        marks = ", ".join("?" * len(part))
-        for row in db.execute(
-            f"SELECT {_COLUMNS} FROM items WHERE id IN ({marks})",  # noqa: S608
-            part,
-        ):
-            found[row[1]] = (row[0], _item(row))
-    return found
+    return {item.id: (number, item) for number, item in _in_parts(db, "id", ids)}
 
 
 def page(db: sqlite3.Connection, found: Clauses, offset: int, limit: int) -> list[Item]:
-    """Items in the order of their ids. A limit of -1 is none."""
+    """Items in the order of their ids."""
     condition, parameters = to_sql(found)
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM items WHERE {condition} ORDER BY id LIMIT ? OFFSET ?",  # noqa: S608
         (*parameters, limit, offset),
     )
-    return [_item(row) for row in rows]
+    return [item for _, item in _items(rows.fetchall())]
 
 
 def page_after(db: sqlite3.Connection, id: str, limit: int) -> list[Item]:
@@ -358,7 +342,7 @@ def page_after(db: sqlite3.Connection, id: str, limit: int) -> list[Item]:
         f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
         (id, limit),
     )
-    return [_item(row) for row in rows]
+    return [item for _, item in _items(rows.fetchall())]
 
 
 def label_counts(db: sqlite3.Connection) -> dict[str, int]:
@@ -386,12 +370,15 @@ def paths_json(paths: Sequence[str], stamps: Sequence[int]) -> str:
 
 
 def paths_from_json(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    rows = json.loads(text)
+    return _paths(json.loads(text))
+
+
+def _paths(rows: list[Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     paths = tuple(
         path if isinstance(path, str) else os.fsdecode(base64.b64decode(path["bytes"]))
         for path, _ in rows
     )
-    return paths, tuple(stamp for _, stamp in rows)
+    return paths, tuple([stamp for _, stamp in rows])
 
 
 def _columns(item: Item) -> tuple[Any, ...]:
@@ -399,11 +386,23 @@ def _columns(item: Item) -> tuple[Any, ...]:
     return item.label, item.sha256, item.size, paths, metadata_json(item.metadata, item.id)
 
 
-def _item(row: tuple[Any, ...]) -> Item:
-    _, id, label, sha256, size, paths, metadata, when = row
-    names, stamps = paths_from_json(paths)
-    values = {} if metadata == "{}" else json.loads(metadata)
-    return Item(id, names, label, sha256, size, values, when, stamps)
+def _in_parts(
+    db: sqlite3.Connection, column: str, values: Iterable[Any]
+) -> Iterator[tuple[int, Item]]:
+    for part in _parts(values):
+        marks = ", ".join("?" * len(part))
+        rows = db.execute(f"SELECT {_COLUMNS} FROM items WHERE {column} IN ({marks})", part)  # noqa: S608
+        yield from _items(rows.fetchall())
+
+
+def _items(rows: list[tuple[Any, ...]]) -> Iterator[tuple[int, Item]]:
+    """With their numbers. The paths of all are decoded at once, since that is most of the work."""
+    paths = json.loads(f"[{','.join([row[5] for row in rows])}]")
+    for row, files in zip(rows, paths, strict=True):
+        number, id, label, sha256, size, _, metadata, when = row
+        names, stamps = _paths(files)
+        values = {} if metadata == "{}" else json.loads(metadata)
+        yield number, Item(id, names, label, sha256, size, values, when, stamps)
 
 
 def _blob(db: sqlite3.Connection, number: int) -> bytes | None:

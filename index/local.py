@@ -170,16 +170,16 @@ class LocalIndex:
         queries = unit_rows(vectors, self.dim)
         with self._now() as (db, moment):
             found = self._nearest(db, moment, queries, k + offset, found_clauses)
-            items = catalog.items_of(db, np.unique(found.numbers[:, offset:]))
+            numbers = found.numbers[:, offset:].tolist()
+            items = catalog.items_of(db, {n for row in numbers for n in row if n >= 0})
+        scores = found.scores[:, offset:].tolist()
         return [
             [
-                Hit(items[number].id, score, items[number])
-                for score, number in zip(scores, numbers, strict=True)
+                Hit((item := items[number]).id, score, item)
+                for score, number in zip(*row, strict=True)
                 if number >= 0
             ]
-            for scores, numbers in zip(
-                found.scores[:, offset:].tolist(), found.numbers[:, offset:].tolist(), strict=True
-            )
+            for row in zip(scores, numbers, strict=True)
         ]
 
     def __len__(self) -> int:
