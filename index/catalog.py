@@ -306,6 +306,13 @@ def chosen(db: sqlite3.Connection, found: Clauses) -> Numbers:
     )
 
 
+def numbers_up_to(db: sqlite3.Connection, last: int) -> Numbers:
+    """The numbers of all rows up to one."""
+    return _numbers(
+        db.execute("SELECT number FROM items WHERE number <= ? ORDER BY number", (last,))
+    )
+
+
 def vectors_of(db: sqlite3.Connection, numbers: Numbers, dim: int) -> Vectors:
     """The vectors (n, d) of rows that are there, in the order asked for."""
     found: dict[int, bytes] = {}

@@ -38,7 +38,7 @@ from couce.index.compaction import compact, due, settle, sweep
 from couce.index.filters import Clauses, Filter, clauses
 from couce.index.lock import WriterLock
 from couce.index.manifest import Manifest, NewerFormatError, Structure
-from couce.index.parts import Allowed, Found, MainPart, RecentPart, merged, nothing
+from couce.index.parts import Allowed, Found, MainPart, RecentPart, Truth, merged, nothing
 
 Say = Callable[[str], None]
 
@@ -401,9 +401,11 @@ class LocalIndex:
         if moment.main is not None:
             allowed = chosen.main if chosen is not None else moment.main_allowed
             dim = queries.shape[1]
-            found = moment.main.search(
-                queries, k, allowed, lambda numbers: catalog.vectors_of(db, numbers, dim)
+            truth = Truth(
+                lambda numbers: catalog.vectors_of(db, numbers, dim),
+                lambda last: catalog.numbers_up_to(db, last),
             )
+            found = moment.main.search(queries, k, allowed, truth)
         if moment.recent.size:
             places = chosen.recent if chosen is not None else moment.recent_allowed
             found = merged(found, moment.recent.search(queries, k, places), k)
