@@ -123,12 +123,12 @@ def run_ours(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
         index.search(queries[:1], K)
         seconds = time.perf_counter() - start
         hits = index.search(queries, K)
-        main = index._moment.main.index  # type: ignore[attr-defined]
+        main = index._memory._moment.main.index  # type: ignore[attr-defined]
         found = np.array([[hit.id for hit in row] for row in hits])
         truth = np.load(folder / "truth.npy")
         recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])
         # In turns with FAISS alone on the same mapped file: what our layer adds to a single query.
-        moment = index._moment  # type: ignore[attr-defined]
+        moment = index._memory._moment  # type: ignore[attr-defined]
         from couce.index.structures import innermost, parameters
 
         chosen = parameters(innermost(main), moment.main.structure.effort)

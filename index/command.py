@@ -13,8 +13,9 @@ from couce.index.base import Hit, Index, NewItem
 from couce.index.build import Summary, build
 from couce.index.catalog import NAME as CATALOG
 from couce.index.embedding import Engine, in_process, read
-from couce.index.local import LocalIndex, Say
+from couce.index.local import LocalIndex
 from couce.index.manifest import Manifest, Structure
+from couce.index.memory import Say
 from couce.index.opening import is_remote, open_index
 from couce.index.plan import gigabytes
 from couce.index.report import Report
