@@ -209,9 +209,10 @@ class _Nearest:
         self.numbers = np.take_along_axis(names, order, axis=1)
 
     def recall(self, found: Numbers) -> float:
-        """The share of true neighbours among those found (n, ≥ K)."""
-        hits = (found[:, :, None] == self.numbers[:, None, :]) & (self.numbers >= 0)[:, None, :]
-        return float(hits.any(axis=1).sum() / max(1, np.count_nonzero(self.numbers >= 0)))
+        """The share of true neighbours among those found (n, ≥ K) for the first n queries."""
+        true = self.numbers[: len(found)]
+        hits = (found[:, :, None] == true[:, None, :]) & (true >= 0)[:, None, :]
+        return float(hits.any(axis=1).sum() / max(1, np.count_nonzero(true >= 0)))
 
 
 def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Structure:
@@ -221,27 +222,30 @@ def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Str
     goal = structure.recall + (1 - structure.recall) / 4
     most = most_effort(inner)
 
-    def found(effort: int, refine: int) -> float:
+    def found(effort: int, refine: int, few: int | None = None) -> float:
         # Candidates beyond K are ranked by true vectors later: what counts is that they are among them.
-        _, numbers = index.search(
-            truth.queries, K * max(1, refine), params=parameters(inner, effort)
-        )
+        wide = K * max(1, refine)
+        _, numbers = index.search(truth.queries[:few], wide, params=parameters(inner, effort))
         return truth.recall(numbers)
 
-    refine, effort = 0 if exact else 4, most
-    while not exact and found(most, refine) < goal and refine < 64:
+    refine = 0 if exact else 4
+    # How many candidates it takes if all lists are looked into, which is slow: by few queries.
+    while not exact and refine < 64 and found(most, refine, _SINGLE) < goal:
         refine *= 2
-    recall = found(most, refine)
-    if most and recall >= goal:
-        effort = 1
-        while effort < most and found(effort, refine) < goal:
-            effort *= 2
-        low, high = effort // 2, min(effort, most)  # the goal is missed at low and reached at high
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (low, middle) if found(middle, refine) >= goal else (middle, high)
-        effort = high
-        recall = found(effort, refine)
+    low, high = 0, min(1, most)
+    recall = found(high, refine)
+    while recall < goal and high < most:
+        low, high = high, min(2 * high, most)
+        recall = found(high, refine)
+    # The goal is missed at low and reached at high, if it can be.
+    while recall >= goal and high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        reached = found(middle, refine)
+        if reached >= goal:
+            high, recall = middle, reached
+        else:
+            low = middle
+    effort = high
     measured = Measured(
         recall=recall,
         k=K,
