@@ -63,7 +63,7 @@ def factory(asked: str, count: int, dim: int, memory: int | None = None) -> str:
     >>> factory("auto", 1000, 512), factory("auto", 10**6, 512, memory=16 * 2**30)
     ('IDMap,Flat', 'IVF2048,Flat')
     >>> factory("auto", 10**8, 512, memory=16 * 2**30)
-    'IVF16384,PQ128'
+    'IVF16384,PQ128np'
     """
     if asked == "auto":
         enough = memory is None or count * dim * 4 <= MEMORY_SHARE * memory
@@ -75,8 +75,9 @@ def factory(asked: str, count: int, dim: int, memory: int | None = None) -> str:
     if asked == "ivf":
         return f"IVF{lists(count)},Flat"
     if asked == "ivfpq":
-        # A code of 8 bits is one of 256 centres, learned from at least as many vectors.
-        return f"IVF{lists(count)},PQ{codes(dim)}" if count >= 256 else "IDMap,Flat"
+        # A code of 8 bits is one of 256 centres, learned from at least as many vectors; np leaves out the
+        # ordering of centres for a kind of search that is not used, which takes most of the training.
+        return f"IVF{lists(count)},PQ{codes(dim)}np" if count >= 256 else "IDMap,Flat"
     return asked if "IVF" in asked or asked.startswith("IDMap") else f"IDMap,{asked}"
 
 
