@@ -147,6 +147,7 @@ def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         config.set(f"{role}.ip", "127.0.0.1")
     config.set("common.security.authorizationEnabled", "true")
+    config.set("proxy.timeTickInterval", "20")  # ms that a strongly consistent read waits
     server = server_module.MilvusServer(config)
     server.start()
     try:
