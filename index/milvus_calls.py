@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import TypeVar
 
 from couce.errors import CouceError
@@ -13,20 +14,30 @@ T = TypeVar("T")
 
 
 class Calls:
+    """``calls(work)`` does the work, again after a moment if it failed for a reason that may pass. All calls
+    that the index makes can be made twice."""
+
     def __init__(self, uri: str) -> None:
         self._uri = uri
+        self._answered = False
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Tries again after a moment what may be a passing fault. Every call can be made twice."""
-        for attempt in range(_TRIES):
+        for attempt in count(1):
             try:
                 with self.speaking():
-                    return work()
+                    found = work()
+                self._answered = True
+                return found
             except _PassingError:
-                if attempt == _TRIES - 1:
+                if attempt >= _TRIES:
                     raise
-                time.sleep(0.1 * 2**attempt)
-        raise CouceError("unreachable")
+            except _AwayError:
+                # The client has tried for as long as its timeout. A server that has answered before is
+                # waited for a little longer, one that never has is said to be away at once.
+                if attempt >= _TRIES or not self._answered:
+                    raise
+            time.sleep(0.1 * 2**attempt)
+        raise AssertionError
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
@@ -49,7 +60,7 @@ class Calls:
 
 
 class _AwayError(CouceError):
-    """The client has tried for as long as its timeout already."""
+    """Nobody answers."""
 
 
 class _PassingError(CouceError):

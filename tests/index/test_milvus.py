@@ -1,9 +1,13 @@
 """What only Milvus has: its addresses, its index types, its being away, moving to it and from it."""
 
+import os
+import signal
 import socket
+import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +73,25 @@ def test_no_collection_and_one_of_somebody_else(milvus: str) -> None:
         with pytest.raises(CouceError, match="was not made by CouCE"):
             open_index(f"{milvus}/theirs", "write")
         client.drop_collection("theirs")
+
+
+def test_a_server_that_stops_answering_for_a_while_is_waited_for(
+    milvus_server: Any, milvus: str
+) -> None:
+    rows = unit(1200)
+    name = f"p{uuid.uuid4().hex}"
+    server = milvus_server.server_proc.pid
+    with open_index(f"{milvus}/{name}?timeout=1", "write") as index:
+        index.add(numbered(rows[:10]))
+        os.kill(server, signal.SIGSTOP)
+        resume = threading.Timer(2.5, os.kill, (server, signal.SIGCONT))
+        resume.start()
+        try:
+            index.add(numbered(rows))
+        finally:
+            resume.join()
+        assert len(index) == 1200
+        index._client.drop_collection(name)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "IVF_SQ8"])
