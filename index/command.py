@@ -44,6 +44,8 @@ def run_build(
     if kind is not None and not is_remote(address):
         check_type(kind)
     part = Shard.parse(shard) if shard is not None else None
+    if not gallery.is_dir():  # before an index is made for it
+        raise CouceError(f"there is no folder {gallery} to take images from")
     hash = model_hash(model)  # noqa: A001
     with Report() as report:
         with open_index(

@@ -90,17 +90,12 @@ class MilvusIndex:
         new = list(items)
         kept = [each.item() for each in new]
         given = [place for place, each in enumerate(new) if each.vector is not None]
+        # Of several with one id the last counts; Milvus would keep them all.
+        rows = {item.id: _row(item) for item in kept}
         if given:
             vectors = unit_rows(stacked([new[place].vector for place in given]), self.dim)
             self._make(vectors.shape[1])
-        # Of several with one id the last counts; Milvus would keep them all.
-        rows = {}
-        for place, item in enumerate(kept):
-            rows[item.id] = _row(item)
-            if new[place].vector is None:
-                rows[item.id].pop("vector", None)
-        for place, vector in zip(given, vectors if given else (), strict=True):
-            if kept[place].id in rows:
+            for place, vector in zip(given, vectors, strict=True):
                 rows[kept[place].id]["vector"] = vector
         self._keep_vectors(rows)
         batch = list(rows.values())
@@ -301,15 +296,20 @@ class MilvusIndex:
             options["m"] = codes(dim)
         indexes = MilvusClient.prepare_index_params()
         indexes.add_index("vector", index_type=kind, metric_type="COSINE", params=options)
-        self._call(
-            lambda: self._client.create_collection(
-                self._name,
-                schema=schema,
-                index_params=indexes,
-                consistency_level=self.address.consistency,
-                timeout=max(60, self._timeout),
-            )
+        create = partial(
+            self._client.create_collection,
+            self._name,
+            schema=schema,
+            index_params=indexes,
+            consistency_level=self.address.consistency,
+            timeout=max(60, self._timeout),
         )
+        try:
+            self._call(create)
+        except CouceError:
+            self._look()  # another worker may have been quicker
+            if not self._there:
+                raise
         self._look()
 
     def _index_type(self) -> str:
