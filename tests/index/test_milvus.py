@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -128,8 +130,20 @@ def test_build_copy_and_back(milvus: str, gallery: Path, couce: Couce) -> None:
         assert first.model_hash == second.model_hash == third.model_hash
         first._client.drop_collection(first._name)  # type: ignore[attr-defined]
         first._client.drop_collection(third._name)  # type: ignore[attr-defined]
-    for part in (1, 2):  # n workers into one collection
-        couce("build", "gallery", "--to", address, "--shard", f"{part}/2")
+    # Two workers into one collection, which neither finds there.
+    command = [
+        sys.executable,
+        "-m",
+        "couce",
+        "index",
+        "build",
+        "gallery",
+        "--to",
+        address,
+        "--shard",
+    ]
+    workers = [subprocess.Popen([*command, f"{part}/2"], cwd=gallery.parent) for part in (1, 2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
     with open_index(address) as index:
         assert len(index) == 11
         index._client.drop_collection(index._name)  # type: ignore[attr-defined]
