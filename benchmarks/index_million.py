@@ -107,6 +107,7 @@ def run_faiss(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
     index = faiss.read_index(str(folder / "index" / manifest.file.name))
     chosen = parameters(innermost(index), manifest.structure.effort)
     index.search(queries, K, params=chosen)
+    innermost(index).index.parallel_mode = 1  # as ours does for a single query
     milliseconds = singles(lambda query: index.search(query, K, params=chosen), queries[:SINGLE])
     return {"ms": milliseconds, "bytes": memory("VmRSS") - before}
 

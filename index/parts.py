@@ -127,6 +127,10 @@ class MainPart:
         chosen = parameters(self._inner, effort, allowed.selector)
         refine = self.structure.refine
         wide = min(k * refine, allowed.count) if refine else k
+        if self._inner.kind == "ivf":
+            # A single query is spread over the cores by its lists, several by queries. The results are the
+            # same, so it does no harm if another thread sets it otherwise in between.
+            self._inner.index.parallel_mode = 1 if len(queries) == 1 else 0
         scores, numbers = self.index.search(queries, wide, params=chosen)
         return rank_anew(queries, numbers, k, truth) if refine else Found(scores, numbers)
 
