@@ -8,6 +8,7 @@ images at a time, so that a build that was interrupted goes on where it was.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,6 @@ def build(
             work.relabel(entry)
         else:
             to_read.append(entry)
-    for id, path in known.stale:
-        work.change(id).lost.add(path)
     progress(0, len(to_read))
     kept, since = 0, time.perf_counter()
     for done, outcome in enumerate(engine(to_read, known.content), 1):
@@ -98,8 +97,8 @@ def build(
             work.keep()
             kept, since = done, time.perf_counter()
         progress(done, len(to_read))
-    work.finish()
     _vanished(work, root, shard, prune)
+    work.finish()
     work.keep()
     work.summary.seconds = time.perf_counter() - start
     return work.summary
@@ -115,6 +114,9 @@ class _Work:
         self.summary = Summary()
         self._changes: dict[str, _Change] = {}
         self._later: dict[str, list[Outcome]] = {}  # files whose bytes another file is embedded for
+        # Items and the paths that they have no more. Taken from them at the end: until then an item that
+        # seems to have no file left may turn up under another name.
+        self.lost = list(known.stale)
 
     def change(self, id: str) -> _Change:
         return self._changes.setdefault(id, _Change())
@@ -137,7 +139,7 @@ class _Work:
                 self.take(twin)
         before = self.known.by_path.get(entry.path)
         if before is not None and before[0].id != outcome.id:
-            self.change(before[0].id).lost.add(entry.path)
+            self.lost.append((before[0].id, entry.path))
 
     def relabel(self, entry: Entry) -> None:
         """Notes an unchanged file whose item does not say what the folder or the list says now."""
@@ -147,7 +149,11 @@ class _Work:
             self.change(item.id)
 
     def finish(self) -> None:
-        """Files with the bytes of one that could not be read cannot be either."""
+        """What can only be said when all files were seen."""
+        for id, path in self.lost:
+            self.change(id).lost.add(path)
+        self.lost.clear()
+        # Files with the bytes of one that could not be read cannot be either.
         for twins in self._later.values():
             for twin in twins:
                 self.summary.faults.append(
@@ -156,8 +162,12 @@ class _Work:
         self._later.clear()
 
     def keep(self) -> None:
-        """Puts all changes into the index."""
+        """Puts all changes into the index, so many at a time."""
         changes, self._changes = self._changes, {}
+        for start in range(0, len(changes), COMMIT):
+            self._keep(dict(islice(changes.items(), start, start + COMMIT)))
+
+    def _keep(self, changes: dict[str, _Change]) -> None:
         ids = list(changes)
         additions: list[NewItem] = []
         removals: list[str] = []
@@ -229,6 +239,6 @@ def _vanished(work: _Work, root: Path, shard: Shard | None, prune: bool) -> None
         if shard is not None and not shard.holds(path.removeprefix(beginning)):
             continue
         if prune:
-            work.change(item.id).lost.add(path)
+            work.lost.append((item.id, path))
         else:
             work.summary.vanished += 1

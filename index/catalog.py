@@ -6,30 +6,19 @@ and leaves its number in ``removed`` with that in which it went, until no FAISS 
 whoever knows revision R learns what happened since from these two alone.
 """
 
-import base64
-import json
 import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from couce.errors import CouceError
-from couce.index.base import Item, Vectors, metadata_json
 from couce.index.durable import sync_folder
-from couce.index.filters import Clauses, to_sql
+from couce.index.rows import state
 
 NAME = "catalog.db"
-FORMAT = 1
-BLOCK = 4096  # rows in memory at a time
-
-Numbers = NDArray[np.int64]
 
 _SCHEMA = """
 CREATE TABLE state (
@@ -47,16 +36,6 @@ CREATE INDEX items_label ON items (label);
 CREATE TABLE vectors (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL) STRICT;
 CREATE TABLE removed (number INTEGER PRIMARY KEY, revision INTEGER NOT NULL) STRICT;
 """
-_COLUMNS = "number, id, label, sha256, size, paths, metadata, time"
-
-
-class State(NamedTuple):
-    identity: str  # by which a manifest knows its catalog
-    dim: int | None
-    model_hash: str | None
-    revision: int
-    main_revision: int  # what the FAISS file holds; `removed` says nothing of before
-    total: int  # of items
 
 
 class Catalog:
@@ -218,222 +197,3 @@ class Catalog:
         if primary == sqlite3.SQLITE_ERROR and "no such" in str(error):
             return CouceError(f"{where} is not the catalog of an index: {error}")
         return CouceError(f"{where}: {error}")
-
-
-def state(db: sqlite3.Connection) -> State:
-    row = db.execute(
-        "SELECT format, identity, dim, model_hash, revision, main_revision, count FROM state"
-    ).fetchone()
-    if row is None:
-        raise sqlite3.DatabaseError("no such thing as its state")
-    if row[0] > FORMAT:
-        raise CouceError(
-            f"this index has format {row[0]}, and this version of CouCE reads {FORMAT};"
-            " use the version that wrote it"
-        )
-    return State(*row[1:])
-
-
-def put(db: sqlite3.Connection, revision: int, rows: Sequence[tuple[Item, Any]]) -> None:
-    """Adds items with their vectors (d,) or replaces them; None keeps the vector that is there."""
-    added = 0
-    for item, vector in rows:
-        found = db.execute("SELECT number, time FROM items WHERE id = ?", (item.id,)).fetchone()
-        blob = None if vector is None else vector.tobytes()
-        when = item.time
-        if found is not None and (blob is None or _blob(db, found[0]) == blob):
-            if blob is None:
-                when = found[1]
-            db.execute(
-                "UPDATE items SET label = ?, sha256 = ?, size = ?, paths = ?, metadata = ?, time = ?"
-                " WHERE number = ?",
-                (*_columns(item), when, found[0]),
-            )
-            continue
-        if blob is None:
-            raise CouceError(f"there is no {item.id!r} whose vector could be kept; give one")
-        if found is not None:
-            _drop(db, found[0], revision)
-        else:
-            added += 1
-        number = db.execute(
-            "INSERT INTO items (label, sha256, size, paths, metadata, time, id, revision)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*_columns(item), when, item.id, revision),
-        ).lastrowid
-        db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (number, zlib.crc32(blob), blob))
-    db.execute("UPDATE state SET count = count + ?", (added,))
-
-
-def drop(db: sqlite3.Connection, revision: int, ids: Iterable[str]) -> int:
-    dropped = 0
-    for id in ids:
-        found = db.execute("SELECT number FROM items WHERE id = ?", (id,)).fetchone()
-        if found is not None:
-            _drop(db, found[0], revision)
-            dropped += 1
-    db.execute("UPDATE state SET count = count - ?", (dropped,))
-    return dropped
-
-
-def arrived(db: sqlite3.Connection, dim: int, after: int) -> Iterator[tuple[Numbers, Vectors]]:
-    """The rows that came after a revision and are still there, by number, block by block."""
-    rows = db.execute(
-        "SELECT number, vector FROM items JOIN vectors USING (number) WHERE revision > ?"
-        " ORDER BY number",
-        (after,),
-    )
-    yield from _blocks(rows, dim)
-
-
-def everything(db: sqlite3.Connection, dim: int) -> Iterator[tuple[Numbers, Vectors]]:
-    """All vectors in the order of their numbers: the table from beginning to end, without looking up."""
-    yield from _blocks(db.execute("SELECT number, vector FROM vectors ORDER BY number"), dim)
-
-
-def departed(db: sqlite3.Connection, after: int) -> Numbers:
-    """The numbers of the rows that went after a revision."""
-    return _numbers(
-        db.execute("SELECT number FROM removed WHERE revision > ? ORDER BY number", (after,))
-    )
-
-
-def chosen(db: sqlite3.Connection, found: Clauses) -> Numbers:
-    """The numbers of the items that a filter lets through."""
-    condition, parameters = to_sql(found)
-    return _numbers(
-        db.execute(f"SELECT number FROM items WHERE {condition} ORDER BY number", parameters)  # noqa: S608
-    )
-
-
-def vectors_of(db: sqlite3.Connection, numbers: Numbers, dim: int) -> Vectors:
-    """The vectors (n, d) of rows that are there, in the order asked for."""
-    found: dict[int, bytes] = {}
-    for part in _parts(np.unique(numbers)):
-        marks = ", ".join("?" * len(part))
-        found.update(
-            db.execute(f"SELECT number, vector FROM vectors WHERE number IN ({marks})", part)  # noqa: S608
-        )
-    joined = b"".join(found[number] for number in numbers.tolist())
-    return np.frombuffer(joined, np.float32).reshape(-1, dim)
-
-
-def items_of(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, Item]:
-    found = {}
-    for part in _parts(numbers):
-        marks = ", ".join("?" * len(part))
-        for row in db.execute(
-            f"SELECT {_COLUMNS} FROM items WHERE number IN ({marks})",  # noqa: S608
-            part,
-        ):
-            found[row[0]] = _item(row)
-    return found
-
-
-def items_by_id(db: sqlite3.Connection, ids: Iterable[str]) -> dict[str, tuple[int, Item]]:
-    """With their numbers."""
-    found = {}
-    for part in _parts(ids):
-        marks = ", ".join("?" * len(part))
-        for row in db.execute(
-            f"SELECT {_COLUMNS} FROM items WHERE id IN ({marks})",  # noqa: S608
-            part,
-        ):
-            found[row[1]] = (row[0], _item(row))
-    return found
-
-
-def page(db: sqlite3.Connection, found: Clauses, offset: int, limit: int) -> list[Item]:
-    """Items in the order of their ids. A limit of -1 is none."""
-    condition, parameters = to_sql(found)
-    rows = db.execute(
-        f"SELECT {_COLUMNS} FROM items WHERE {condition} ORDER BY id LIMIT ? OFFSET ?",  # noqa: S608
-        (*parameters, limit, offset),
-    )
-    return [_item(row) for row in rows]
-
-
-def page_after(db: sqlite3.Connection, id: str, limit: int) -> list[Item]:
-    rows = db.execute(
-        f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
-        (id, limit),
-    )
-    return [_item(row) for row in rows]
-
-
-def label_counts(db: sqlite3.Connection) -> dict[str, int]:
-    return dict(
-        db.execute(
-            "SELECT label, count(*) FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY label"
-        )
-    )
-
-
-def paths_json(paths: Sequence[str], stamps: Sequence[int]) -> str:
-    """Paths with their stamps. A path that is no UTF-8 goes in as its bytes.
-
-    >>> paths_json(["a.jpg", os.fsdecode(b"\\xff.jpg")], [1, 2])
-    '[["a.jpg", 1], [{"bytes": "/y5qcGc="}, 2]]'
-    """
-    rows: list[tuple[str | dict[str, str], int]] = []
-    for path, stamp in zip(paths, stamps, strict=True):
-        try:
-            path.encode()
-            rows.append((path, stamp))
-        except UnicodeEncodeError:
-            rows.append(({"bytes": base64.b64encode(os.fsencode(path)).decode()}, stamp))
-    return json.dumps(rows, ensure_ascii=False)
-
-
-def paths_from_json(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    rows = json.loads(text)
-    paths = tuple(
-        path if isinstance(path, str) else os.fsdecode(base64.b64decode(path["bytes"]))
-        for path, _ in rows
-    )
-    return paths, tuple(stamp for _, stamp in rows)
-
-
-def _columns(item: Item) -> tuple[Any, ...]:
-    paths = paths_json(item.paths, item.stamps)
-    return item.label, item.sha256, item.size, paths, metadata_json(item.metadata, item.id)
-
-
-def _item(row: tuple[Any, ...]) -> Item:
-    _, id, label, sha256, size, paths, metadata, when = row
-    names, stamps = paths_from_json(paths)
-    values = {} if metadata == "{}" else json.loads(metadata)
-    return Item(id, names, label, sha256, size, values, when, stamps)
-
-
-def _blob(db: sqlite3.Connection, number: int) -> bytes | None:
-    found = db.execute("SELECT vector FROM vectors WHERE number = ?", (number,)).fetchone()
-    return found[0] if found else None
-
-
-def _drop(db: sqlite3.Connection, number: int, revision: int) -> None:
-    db.execute("DELETE FROM items WHERE number = ?", (number,))
-    db.execute("DELETE FROM vectors WHERE number = ?", (number,))
-    db.execute("INSERT INTO removed VALUES (?, ?)", (number, revision))
-
-
-def _blocks(rows: sqlite3.Cursor, dim: int) -> Iterator[tuple[Numbers, Vectors]]:
-    while block := rows.fetchmany(BLOCK):
-        vectors = np.frombuffer(b"".join(row[1] for row in block), np.float32)
-        if vectors.size != len(block) * dim:
-            raise CouceError(
-                "a vector in the catalog is damaged: it has another length;"
-                " `couce index verify` names it"
-            )
-        yield np.array([row[0] for row in block], np.int64), vectors.reshape(-1, dim)
-
-
-def _numbers(rows: sqlite3.Cursor) -> Numbers:
-    return np.fromiter((row[0] for row in rows), np.int64)
-
-
-def _parts(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """In lists short enough for a statement."""
-    left = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    for start in range(0, len(left), 500):
-        yield left[start : start + 500]

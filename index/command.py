@@ -13,8 +13,9 @@ from couce.index.base import Hit, Index, NewItem
 from couce.index.build import Summary, build
 from couce.index.catalog import NAME as CATALOG
 from couce.index.embedding import Engine, in_process, read
-from couce.index.local import LocalIndex, Say
+from couce.index.local import LocalIndex
 from couce.index.manifest import Manifest, Structure
+from couce.index.memory import Say
 from couce.index.opening import is_remote, open_index
 from couce.index.plan import gigabytes
 from couce.index.report import Report
@@ -43,6 +44,8 @@ def run_build(
     if kind is not None and not is_remote(address):
         check_type(kind)
     part = Shard.parse(shard) if shard is not None else None
+    if not gallery.is_dir():  # before an index is made for it
+        raise CouceError(f"there is no folder {gallery} to take images from")
     hash = model_hash(model)  # noqa: A001
     with Report() as report:
         with open_index(

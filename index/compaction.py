@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from couce.errors import CouceError
-from couce.index import catalog
+from couce.index import rows
 from couce.index.catalog import Catalog
 from couce.index.durable import replace_file
 from couce.index.manifest import Manifest, Structure, VectorFile
@@ -24,7 +24,7 @@ _GROWN = 1.5  # times as many vectors, or as few: learned anew
 
 def due(db: Connection) -> bool:
     """Whether so much has changed since the FAISS file that searching the changes tells."""
-    found = catalog.state(db)
+    found = rows.state(db)
     (added,) = db.execute(
         "SELECT count(*) FROM items WHERE revision > ?", (found.main_revision,)
     ).fetchone()
@@ -36,7 +36,7 @@ def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = Tr
     """``fresh``: learned and measured anew; else the old file with its changes, where that will do."""
     built, last = None, 0
     with truth.reading() as db:
-        found = catalog.state(db)
+        found = rows.state(db)
         if found.total and found.dim:
             dim = found.dim
             built = None if fresh else _continued(folder, db, found, structure)
@@ -44,7 +44,7 @@ def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = Tr
                 structure,
                 found.total,
                 dim,
-                lambda: catalog.everything(db, dim),
+                lambda: rows.everything(db, dim),
                 machine_memory(),
             )
             (last,) = db.execute("SELECT max(number) FROM items").fetchone()
@@ -69,7 +69,7 @@ def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = Tr
 
 
 def _continued(
-    folder: Path, db: Connection, found: catalog.State, structure: Structure
+    folder: Path, db: Connection, found: rows.State, structure: Structure
 ) -> Built | None:
     """The old file without what went and with what came: its lists still fit while the number of vectors
     is much the same."""
@@ -93,10 +93,10 @@ def _continued(
         return None
     try:
         index = faiss.read_index(str(folder / old.file.name))
-        gone = catalog.departed(db, old.revision)
+        gone = rows.departed(db, old.revision)
         if len(gone):
             index.remove_ids(faiss.IDSelectorBatch(gone))
-        for numbers, vectors in catalog.arrived(db, found.dim or 0, old.revision):
+        for numbers, vectors in rows.arrived(db, found.dim or 0, old.revision):
             index.add_with_ids(vectors, numbers)
     except RuntimeError:  # some structures cannot forget
         return None

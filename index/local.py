@@ -1,71 +1,38 @@
 """An index in a folder: catalog, FAISS file and manifest, for one writer and any number of readers.
 
-A search takes a moment of the catalog (a read transaction) and what is in memory for just that revision:
-the FAISS file, the rows that came after it, and the numbers of those that went. What is in memory is never
-changed but replaced, so that whoever searches goes on with what it took.
+A search takes a moment of the catalog (a read transaction) and what is in memory for just that revision.
 """
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from sqlite3 import Connection
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from couce.errors import CouceError
-from couce.index import catalog
+from couce.index import rows
 from couce.index.base import (
     Block,
     Hit,
     Item,
     NewItem,
-    Vectors,
     check_model,
     check_window,
     stacked,
     unit_rows,
 )
-from couce.index.catalog import Catalog, Numbers
+from couce.index.catalog import Catalog
 from couce.index.compaction import compact, due, settle, sweep
-from couce.index.filters import Clauses, Filter, clauses
+from couce.index.filters import Filter, clauses
 from couce.index.lock import WriterLock
 from couce.index.manifest import Manifest, NewerFormatError, Structure
-from couce.index.parts import Allowed, Found, MainPart, RecentPart, merged, nothing
-
-Say = Callable[[str], None]
-
-_ATTEMPTS = 5
-_REMEMBERED = 16  # filters whose numbers are kept until the next change
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What is in memory for one revision of the catalog."""
-
-    revision: int
-    main_revision: int  # the FAISS file that the catalog spoke of, whether it could be used or not
-    main: MainPart | None
-    recent: RecentPart
-    removed: Numbers  # sorted; since the main part was written
-
-    @cached_property
-    def main_allowed(self) -> Allowed:
-        if self.main is None:
-            return Allowed(None, None, 0)
-        return Allowed.all_but(self.removed, self.main.last, self.main.count)
-
-    @cached_property
-    def recent_allowed(self) -> NDArray[np.intp] | None:
-        gone = np.isin(self.recent.numbers, self.removed)
-        return np.flatnonzero(~gone) if gone.any() else None
+from couce.index.memory import ATTEMPTS, Memory, Moment, Say, file_fault
 
 
 class LocalIndex:
@@ -84,13 +51,10 @@ class LocalIndex:
         self.dim: int | None = None
         self.model_hash: str | None = None
         self._lock: WriterLock | None = None
-        self._moving = threading.Lock()  # held by whoever brings the memory up to date
         self._compacting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
-        self._filters: OrderedDict[tuple[int, int, str], _Chosen] = OrderedDict()
-        self._moment: Moment | None = None
-        self._reported: set[str] = set()
+        self._memory = Memory(folder, say)
         if mode == "write":
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(folder / "writer.lock")
@@ -114,28 +78,28 @@ class LocalIndex:
         new = list(items)
         kept = [each.item() for each in new]
         given = [place for place, each in enumerate(new) if each.vector is not None]
-        rows: list[Any] = [None] * len(new)
+        kept_vectors: list[Any] = [None] * len(new)
         dim = self.dim
         if given:
             vectors = unit_rows(stacked([new[place].vector for place in given]), dim)
             dim = vectors.shape[1]
             for place, vector in zip(given, vectors, strict=True):
-                rows[place] = vector
+                kept_vectors[place] = vector
         with self._catalog.writing() as (db, revision):
-            found = catalog.state(db)
+            found = rows.state(db)
             check_model(
                 str(self.folder), None, found.dim, None, dim
             )  # another thread may have begun
             if found.dim is None:
                 db.execute("UPDATE state SET dim = ?", (dim,))
-            catalog.put(db, revision, list(zip(kept, rows, strict=True)))
+            rows.put(db, revision, list(zip(kept, kept_vectors, strict=True)))
         self.dim = dim
         self._compact_if_due()
         return [item.id for item in kept]
 
     def remove(self, ids: Iterable[str]) -> int:
         with self._catalog.writing() as (db, revision):
-            dropped = catalog.drop(db, revision, list(ids))
+            dropped = rows.drop(db, revision, list(ids))
         self._compact_if_due()
         return dropped
 
@@ -144,19 +108,19 @@ class LocalIndex:
 
     def get_many(self, ids: Sequence[str]) -> list[Item | None]:
         with self._catalog.reading() as db:
-            found = catalog.items_by_id(db, ids)
+            found = rows.items_by_id(db, ids)
         return [found[id][1] if id in found else None for id in ids]
 
     def items(self, offset: int = 0, limit: int = 100, filter: Filter | None = None) -> list[Item]:
         check_window(max(1, limit), offset)
         with self._catalog.reading() as db:
-            return catalog.page(db, clauses(filter), offset, max(0, limit))
+            return rows.page(db, clauses(filter), offset, max(0, limit))
 
     def every_item(self) -> Iterator[Item]:
         last = ""
         while True:
             with self._catalog.reading() as db:
-                block = catalog.page_after(db, last, catalog.BLOCK)
+                block = rows.page_after(db, last, rows.BLOCK)
             if not block:
                 return
             yield from block
@@ -169,49 +133,49 @@ class LocalIndex:
         found_clauses = clauses(filter)
         queries = unit_rows(vectors, self.dim)
         with self._now() as (db, moment):
-            found = self._nearest(db, moment, queries, k + offset, found_clauses)
-            items = catalog.items_of(db, np.unique(found.numbers[:, offset:]))
+            found = self._memory.nearest(db, moment, queries, k + offset, found_clauses)
+            numbers = found.numbers[:, offset:].tolist()
+            items = rows.items_of(db, {n for row in numbers for n in row if n >= 0})
+        scores = found.scores[:, offset:].tolist()
         return [
             [
-                Hit(items[number].id, score, items[number])
-                for score, number in zip(scores, numbers, strict=True)
+                Hit((item := items[number]).id, score, item)
+                for score, number in zip(*row, strict=True)
                 if number >= 0
             ]
-            for scores, numbers in zip(
-                found.scores[:, offset:].tolist(), found.numbers[:, offset:].tolist(), strict=True
-            )
+            for row in zip(scores, numbers, strict=True)
         ]
 
     def __len__(self) -> int:
         with self._catalog.reading() as db:
-            return catalog.state(db).total
+            return rows.state(db).total
 
     def labels(self) -> dict[str, int]:
         with self._catalog.reading() as db:
-            return catalog.label_counts(db)
+            return rows.label_counts(db)
 
     def vectors(self, ids: Sequence[str] | None = None) -> Iterator[Block]:
         last, start = "", 0
         while True:
             with self._catalog.reading() as db:
                 if ids is None:
-                    part = [item.id for item in catalog.page_after(db, last, catalog.BLOCK)]
+                    part = [item.id for item in rows.page_after(db, last, rows.BLOCK)]
                 else:
-                    part = list(ids[start : start + catalog.BLOCK])
+                    part = list(ids[start : start + rows.BLOCK])
                 if not part:
                     return
-                last, start = part[-1], start + catalog.BLOCK
-                found = catalog.items_by_id(db, part)
+                last, start = part[-1], start + rows.BLOCK
+                found = rows.items_by_id(db, part)
                 there = [id for id in part if id in found]
                 numbers = np.array([found[id][0] for id in there], np.int64)
-                rows = catalog.vectors_of(db, numbers, catalog.state(db).dim or 0)
+                vectors = rows.vectors_of(db, numbers, rows.state(db).dim or 0)
             if there:
-                yield Block(there, [found[id][1].label for id in there], rows)
+                yield Block(there, [found[id][1].label for id in there], vectors)
 
     def info(self) -> dict[str, Any]:
         with self._now() as (db, moment):
-            found = catalog.state(db)
-            labels = len(catalog.label_counts(db))
+            found = rows.state(db)
+            labels = len(rows.label_counts(db))
         main = moment.main
         measured = main.structure.measured if main is not None else None
         return {
@@ -291,7 +255,7 @@ class LocalIndex:
     def _adopt(self, model_hash: str | None, dim: int | None) -> None:
         """The index's model and dimension, those given where it has none yet; others are refused."""
         with self._catalog.reading() as db:
-            found = catalog.state(db)
+            found = rows.state(db)
         check_model(str(self.folder), found.model_hash, found.dim, model_hash, dim)
         self.model_hash = found.model_hash or model_hash
         self.dim = found.dim or dim
@@ -304,12 +268,12 @@ class LocalIndex:
         for part in self.folder.glob("*.part"):
             part.unlink()
         with self._catalog.reading() as db:
-            found = catalog.state(db)
+            found = rows.state(db)
         structure = Structure()
         try:
             manifest = Manifest.read(self.folder)
             structure = manifest.structure
-            fault = _fault(self.folder, manifest, found, patient=False)
+            fault = file_fault(self.folder, manifest, found, patient=False)
             if fault is None and manifest.revision > found.main_revision:
                 settle(self._catalog, manifest.revision)  # killed just before it
             if fault is None:
@@ -325,103 +289,16 @@ class LocalIndex:
 
     @contextmanager
     def _now(self) -> Iterator[tuple[Connection, Moment]]:
-        """A moment of the catalog, and the memory for it."""
+        """A moment of the catalog, and what is in memory for it."""
         for attempt in count():
             with self._catalog.reading() as db:
-                found = catalog.state(db)
-                moment = self._moment
-                if moment is None or (moment.revision, moment.main_revision) != found[3:5]:
-                    moment = self._caught_up(db, found, patient=attempt < _ATTEMPTS)
+                found = rows.state(db)
+                moment = self._memory.at(db, found, patient=attempt < ATTEMPTS)
                 if moment is not None:
+                    self.dim = found.dim or self.dim
+                    self.model_hash = found.model_hash or self.model_hash
                     yield db, moment
                     return
-
-    def _caught_up(self, db: Connection, found: catalog.State, patient: bool) -> Moment | None:
-        """The memory for the revision that ``db`` sees; None if it is past that already."""
-        with self._moving:
-            moment = self._moment
-            if moment is not None and moment.revision > found.revision:
-                if patient:
-                    return None
-                moment = None  # the catalog was put back from an older copy
-            self.dim, self.model_hash = found.dim or self.dim, found.model_hash or self.model_hash
-            if moment is None or moment.main_revision != found.main_revision:
-                main = self._load_main(found, moment.main if moment is not None else None, patient)
-                if main is not None and main.revision > found.revision:
-                    return None  # written after the moment that db sees
-                if moment is None or main is None or main is not moment.main:
-                    # Without a FAISS file to use, all rows are recent ones.
-                    moment = _beginning(found, main)
-                else:
-                    moment = replace(moment, main_revision=found.main_revision)
-            if moment.revision < found.revision:
-                recent = moment.recent
-                for numbers, vectors in catalog.arrived(db, found.dim or 0, moment.revision):
-                    recent = recent.grown(numbers, vectors)
-                removed = np.union1d(moment.removed, catalog.departed(db, moment.revision))
-                moment = replace(moment, revision=found.revision, recent=recent, removed=removed)
-            self._moment = moment
-            return moment
-
-    def _load_main(
-        self, found: catalog.State, held: MainPart | None, patient: bool
-    ) -> MainPart | None:
-        """The FAISS file if it can be used; said in a line if it cannot."""
-        if not found.main_revision:
-            return None
-        fault = ""
-        for _ in range(_ATTEMPTS):  # a writer may be putting a newer one in its place
-            try:
-                manifest = Manifest.read(self.folder)
-                fault = _fault(self.folder, manifest, found, patient) or ""
-                if not fault:
-                    if manifest.file is None:
-                        return None
-                    if held is not None and held.file == manifest.file:
-                        return held
-                    return MainPart(self.folder, manifest, manifest.file)
-            except NewerFormatError:
-                raise
-            except CouceError as error:
-                fault = str(error)
-        if fault not in self._reported:
-            self._reported.add(fault)
-            self._say(
-                f"{fault}; searched without it, `couce index compact {self.folder}` mends that"
-            )
-        return None
-
-    def _nearest(
-        self, db: Connection, moment: Moment, queries: Vectors, k: int, found_clauses: Clauses
-    ) -> Found:
-        found = nothing(len(queries))
-        if not len(queries):
-            return found
-        chosen = self._chosen(db, moment, found_clauses) if found_clauses else None
-        if moment.main is not None:
-            allowed = chosen.main if chosen is not None else moment.main_allowed
-            dim = queries.shape[1]
-            found = moment.main.search(
-                queries, k, allowed, lambda numbers: catalog.vectors_of(db, numbers, dim)
-            )
-        if moment.recent.size:
-            places = chosen.recent if chosen is not None else moment.recent_allowed
-            found = merged(found, moment.recent.search(queries, k, places), k)
-        return found
-
-    def _chosen(self, db: Connection, moment: Moment, found_clauses: Clauses) -> "_Chosen":
-        # As text, since True == 1 in Python and not in metadata.
-        key = (moment.revision, moment.main_revision, repr(found_clauses))
-        with suppress(KeyError):
-            return self._filters[key]
-        numbers = catalog.chosen(db, found_clauses)
-        last = moment.main.last if moment.main is not None else 0
-        places = np.flatnonzero(np.isin(moment.recent.numbers, numbers))
-        found = self._filters[key] = _Chosen(Allowed.these(numbers, last), places)
-        with suppress(KeyError):  # another thread may be at it too
-            while len(self._filters) > _REMEMBERED:
-                self._filters.popitem(last=False)
-        return found
 
     def _compact_if_due(self) -> None:
         if not self._background or (self._thread is not None and self._thread.is_alive()):
@@ -438,29 +315,3 @@ class LocalIndex:
         except Exception as error:  # told now, and raised by wait()
             self._fault = error
             self._say(f"compaction failed: {error}")
-
-
-class _Chosen(NamedTuple):
-    """What a filter lets through."""
-
-    main: Allowed
-    recent: NDArray[np.intp]  # places in the recent part
-
-
-def _beginning(found: catalog.State, main: MainPart | None) -> Moment:
-    since = main.revision if main is not None else 0
-    recent = RecentPart()
-    return Moment(since, found.main_revision, main, recent, np.empty(0, np.int64))
-
-
-def _fault(folder: Path, manifest: Manifest, found: catalog.State, patient: bool) -> str | None:
-    """Why the FAISS file of this manifest must not be used with this catalog."""
-    name = folder / "manifest.json"
-    if manifest.catalog != found.identity:
-        return f"{name} is of another catalog"
-    if manifest.revision < found.main_revision:
-        return f"{name} is older than the catalog"
-    if manifest.revision > found.revision and not patient:
-        return f"{name} is newer than the catalog"
-    fault = manifest.file.fault(folder) if manifest.file is not None else None
-    return f"{folder / manifest.file.name} {fault}" if manifest.file is not None and fault else None

@@ -7,12 +7,10 @@ be there, and the same change again, which is safe, brings the others.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,16 +27,16 @@ from couce.index.base import (
     stacked,
     unit_rows,
 )
-from couce.index.catalog import paths_from_json, paths_json
 from couce.index.filters import Clauses, Filter, clauses, to_milvus
 from couce.index.milvus_address import MilvusAddress
+from couce.index.milvus_calls import Calls
+from couce.index.paths import paths_from_json, paths_json
 from couce.index.structures import codes
 
 WINDOW = 16_384  # Milvus ranks no more hits than this
 _BATCH = 500  # rows of a request
 _QUERIES = 64  # of a search request: each brings its items
 _JSON_BYTES = 65_536
-_TRIES = 5
 _FIELDS = ["id", "label", "sha256", "size", "paths", "metadata", "time"]
 
 # Our names of Milvus's index types, what they are built with and searched with.
@@ -57,8 +55,6 @@ _BUILD: dict[str, dict[str, int]] = {
     "SCANN": {"nlist": 1024},
 }
 
-T = TypeVar("T")
-
 
 class MilvusIndex:
     """A collection; made with its first item when it is opened for writing and not there."""
@@ -73,6 +69,7 @@ class MilvusIndex:
     ) -> None:
         self.address = MilvusAddress.parse(address)
         self._mode, self._kind = mode, kind
+        self._call = Calls(self.address.uri)
         self._client = self._connect()
         self._there = False
         self.model_hash, self.dim = model_hash, dim
@@ -93,17 +90,12 @@ class MilvusIndex:
         new = list(items)
         kept = [each.item() for each in new]
         given = [place for place, each in enumerate(new) if each.vector is not None]
+        # Of several with one id the last counts; Milvus would keep them all.
+        rows = {item.id: _row(item) for item in kept}
         if given:
             vectors = unit_rows(stacked([new[place].vector for place in given]), self.dim)
             self._make(vectors.shape[1])
-        # Of several with one id the last counts; Milvus would keep them all.
-        rows = {}
-        for place, item in enumerate(kept):
-            rows[item.id] = _row(item)
-            if new[place].vector is None:
-                rows[item.id].pop("vector", None)
-        for place, vector in zip(given, vectors if given else (), strict=True):
-            if kept[place].id in rows:
+            for place, vector in zip(given, vectors, strict=True):
                 rows[kept[place].id]["vector"] = vector
         self._keep_vectors(rows)
         batch = list(rows.values())
@@ -249,7 +241,7 @@ class MilvusIndex:
                 "pymilvus is not installed; pip install 'couce[milvus]', or use a folder"
             ) from None
         address = self.address
-        with self._speaking():
+        with self._call.speaking():
             return MilvusClient(
                 uri=address.uri,
                 user=address.user,
@@ -304,15 +296,20 @@ class MilvusIndex:
             options["m"] = codes(dim)
         indexes = MilvusClient.prepare_index_params()
         indexes.add_index("vector", index_type=kind, metric_type="COSINE", params=options)
-        self._call(
-            lambda: self._client.create_collection(
-                self._name,
-                schema=schema,
-                index_params=indexes,
-                consistency_level=self.address.consistency,
-                timeout=max(60, self._timeout),
-            )
+        create = partial(
+            self._client.create_collection,
+            self._name,
+            schema=schema,
+            index_params=indexes,
+            consistency_level=self.address.consistency,
+            timeout=max(60, self._timeout),
         )
+        try:
+            self._call(create)
+        except CouceError:
+            self._look()  # another worker may have been quicker
+            if not self._there:
+                raise
         self._look()
 
     def _index_type(self) -> str:
@@ -383,71 +380,6 @@ class MilvusIndex:
     def _check_writing(self) -> None:
         if self._mode != "write":
             raise CouceError(f"{self.address} is open for reading; open it with mode='write'")
-
-    def _call(self, work: Callable[[], T]) -> T:
-        """Tries again after a moment what may be a passing fault. Every call can be made twice."""
-        for attempt in range(_TRIES):
-            try:
-                with self._speaking():
-                    return work()
-            except _PassingError:
-                if attempt == _TRIES - 1:
-                    raise
-                time.sleep(0.1 * 2**attempt)
-        raise CouceError("unreachable")
-
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Milvus's errors as sentences."""
-        from grpc import RpcError
-        from pymilvus.exceptions import MilvusException
-
-        try:
-            yield
-        except (MilvusException, RpcError) as error:
-            text = str(getattr(error, "message", "") or error)
-            reason = text.strip().splitlines()[0][:300] if text.strip() else type(error).__name__
-            if _away(error, text):
-                raise _AwayError(
-                    f"Milvus at {self.address.uri} does not answer ({reason}); is it running, and is"
-                    " the address right?"
-                ) from error
-            kind = _PassingError if _passing(text) else CouceError
-            raise kind(f"Milvus at {self.address.uri} refused: {reason}") from error
-
-
-class _AwayError(CouceError):
-    """The client has tried for as long as its timeout already."""
-
-
-class _PassingError(CouceError):
-    """May be gone in a moment."""
-
-
-def _away(error: Exception, text: str) -> bool:
-    signs = (
-        "fail connecting",
-        "failed to connect",
-        "unavailable",
-        "deadline",
-        "retry run out",
-        "connection",
-    )
-    return type(error).__name__ == "MilvusUnavailableException" or any(
-        sign in text.lower() for sign in signs
-    )
-
-
-def _passing(text: str) -> bool:
-    signs = (
-        "rate limit",
-        "rate type",
-        "not ready",
-        "no available",
-        "not loaded",
-        "channel not found",
-    )
-    return any(sign in text.lower() for sign in signs)
 
 
 def _row(item: Item) -> dict[str, Any]:

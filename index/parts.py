@@ -14,7 +14,14 @@ from couce.index.manifest import Manifest, VectorFile
 from couce.index.structures import innermost, most_effort, parameters
 
 Numbers = NDArray[np.int64]
-Load = Callable[[Numbers], Vectors]  # the true vectors of rows, from the catalog
+
+
+class Truth(NamedTuple):
+    """What a search may ask the catalog."""
+
+    load: Callable[[Numbers], Vectors]  # the vectors of rows
+    up_to: Callable[[int], Numbers]  # the numbers of all rows up to one
+
 
 # A graph or a compressed list is no use for so small a share of its rows: these are compared one by one.
 _FEW = 0.05
@@ -83,34 +90,27 @@ class MainPart:
         if self.index.ntotal != self.count or self.index.d != manifest.dim:
             raise CouceError(f"{folder / file.name} does not hold what the manifest says")
 
-    def search(self, queries: Vectors, k: int, allowed: Allowed, load: Load) -> Found:
+    def search(self, queries: Vectors, k: int, allowed: Allowed, truth: Truth) -> Found:
         """The nearest among the allowed rows: as many as there are, up to ``k``."""
         k = min(k, self.count, allowed.count)
         if not k:
             return nothing(len(queries))
         share = allowed.count / self.count
-        scans = self._inner.kind in (
-            "flat",
-            "ivf",
-        )  # passes over a row that is not allowed at no cost
-        if (
-            allowed.numbers is not None
-            and share < _FEW
-            and not (scans and not self.structure.refine)
-        ):
-            return among(queries, k, allowed.numbers, load)
+        # These pass over a row that is not allowed at no cost, and their scores are true.
+        passes = self._inner.kind in ("flat", "ivf") and not self.structure.refine
+        if allowed.numbers is not None and share < _FEW and not passes:
+            return among(queries, k, allowed.numbers, truth)
         effort = self._effort(k, share)
-        found = self._search(queries, k, effort, allowed, load)
+        found = self._search(queries, k, effort, allowed, truth)
         most = most_effort(self._inner)
         short = (found.numbers < 0).any(axis=1)
         if short.any() and effort < most:
-            fuller = self._search(queries[short], k, most, allowed, load)
+            fuller = self._search(queries[short], k, most, allowed, truth)
             found.scores[short], found.numbers[short] = fuller
             short = (found.numbers < 0).any(axis=1)
-        if short.any() and allowed.numbers is not None:
-            found.scores[short], found.numbers[short] = among(
-                queries[short], k, allowed.numbers, load
-            )
+        if short.any():  # a graph may have parts that no way leads to
+            listed = allowed.numbers if allowed.numbers is not None else truth.up_to(self.last)
+            found.scores[short], found.numbers[short] = among(queries[short], k, listed, truth)
         return found
 
     def _effort(self, k: int, share: float) -> int:
@@ -121,12 +121,18 @@ class MainPart:
         wanted = effort * max(1.0, k / 10) ** 0.5 / share
         return min(most, max(int(wanted), k if self._inner.kind == "hnsw" else 1))
 
-    def _search(self, queries: Vectors, k: int, effort: int, allowed: Allowed, load: Load) -> Found:
+    def _search(
+        self, queries: Vectors, k: int, effort: int, allowed: Allowed, truth: Truth
+    ) -> Found:
         chosen = parameters(self._inner, effort, allowed.selector)
         refine = self.structure.refine
         wide = min(k * refine, allowed.count) if refine else k
+        if self._inner.kind == "ivf":
+            # A single query is spread over the cores by its lists, several by queries. The results are the
+            # same, so it does no harm if another thread sets it otherwise in between.
+            self._inner.index.parallel_mode = 1 if len(queries) == 1 else 0
         scores, numbers = self.index.search(queries, wide, params=chosen)
-        return rank_anew(queries, numbers, k, load) if refine else Found(scores, numbers)
+        return rank_anew(queries, numbers, k, truth) if refine else Found(scores, numbers)
 
 
 class RecentPart:
@@ -187,12 +193,12 @@ def exact(queries: Vectors, k: int, numbers: Numbers, vectors: Vectors) -> Found
     return Found(found, numbers[at])
 
 
-def among(queries: Vectors, k: int, numbers: Numbers, load: Load, block: int = 16_384) -> Found:
+def among(queries: Vectors, k: int, numbers: Numbers, truth: Truth, block: int = 16_384) -> Found:
     """The nearest of listed rows, exactly, a block of them in memory at a time."""
     found = nothing(len(queries))
     for start in range(0, len(numbers), block):
         part = numbers[start : start + block]
-        found = merged(found, exact(queries, k, part, load(part)), k)
+        found = merged(found, exact(queries, k, part, truth.load(part)), k)
     return found
 
 
@@ -210,12 +216,12 @@ def merged(first: Found, second: Found, k: int) -> Found:
     )
 
 
-def rank_anew(queries: Vectors, numbers: Numbers, k: int, load: Load) -> Found:
+def rank_anew(queries: Vectors, numbers: Numbers, k: int, truth: Truth) -> Found:
     """The best ``k`` of candidates (n, m) by their true vectors."""
     there, at = np.unique(numbers[numbers >= 0], return_inverse=True)
     scores = np.full(numbers.shape, -np.inf, np.float32)
     if len(there):
-        vectors = load(there)
+        vectors = truth.load(there)
         places = np.full(numbers.shape, -1)
         places[numbers >= 0] = at
         for row, query in enumerate(queries):

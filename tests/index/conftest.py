@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -129,13 +129,11 @@ def couce(
 
 
 @pytest.fixture(scope="session")
-def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The real server on free ports of this machine, with users and passwords; its address up to the
-    name of a collection."""
-    server_module = pytest.importorskip("milvus", reason="needs the package milvus, of extra dev")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The real server on free ports of this machine, with users and passwords."""
+    package = pytest.importorskip("milvus", reason="needs the package milvus, of extra dev")
     pytest.importorskip("pymilvus")
-    folder = tmp_path_factory.mktemp("milvus")
-    config = server_module.MilvusServerConfig(data_dir=str(folder))
+    config = package.MilvusServerConfig(data_dir=str(tmp_path_factory.mktemp("milvus")))
     for role in (
         "rootCoord",
         "proxy",
@@ -147,9 +145,16 @@ def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         config.set(f"{role}.ip", "127.0.0.1")
     config.set("common.security.authorizationEnabled", "true")
-    server = server_module.MilvusServer(config)
+    config.set("proxy.timeTickInterval", "20")  # ms that a strongly consistent read waits
+    server = package.MilvusServer(config)
     server.start()
     try:
-        yield f"milvus+http://root:Milvus@127.0.0.1:{server.listen_port}"
+        yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def milvus(milvus_server: Any) -> str:
+    """The server's address, up to the name of a collection."""
+    return f"milvus+http://root:Milvus@127.0.0.1:{milvus_server.listen_port}"

@@ -172,6 +172,24 @@ def test_add_remove_and_info(tmp_path: Path, couce: Couce) -> None:
 
 
 @pytest.mark.usefixtures("model")
+def test_bytes_that_move_far_are_not_lost(tmp_path: Path, couce: Couce) -> None:
+    """The first file of many is replaced, and its old bytes come back as the last, commits later."""
+    folder = tmp_path / "gallery" / "x"
+    for number in range(600):
+        write_picture(folder / f"{number:03}.png", number)
+    couce("build", "gallery")
+    write_picture(folder / "000.png", 5000)
+    for number in range(1, 600):
+        os.utime(folder / f"{number:03}.png", ns=(1, 1))
+    write_picture(folder / "999.png", 0)
+    assert "1 added, 600 updated" in couce("build", "gallery")
+    found = paths(tmp_path / "index")
+    assert len(found) == 601
+    assert all(len(each) == 1 for each in found.values())
+    assert "601 unchanged" in couce("build", "gallery", "--prune")
+
+
+@pytest.mark.usefixtures("model")
 def test_an_interrupted_build_goes_on(tmp_path: Path, couce: Couce) -> None:
     """Killed after its first commit, a build embeds only what was left."""
     for number in range(700):

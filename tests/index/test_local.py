@@ -64,6 +64,20 @@ def test_search_through_a_life(tmp_path: Path, kind: str) -> None:
         )
 
 
+def test_a_graph_gives_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    """Far more than its search keeps on its way."""
+    rows = unit(6000, 8)
+    with LocalIndex(tmp_path / "index", "write", background=False) as index:
+        index.add(numbered(rows))
+        index.compact(Structure(asked="hnsw"))
+        index.remove(["i00007"])
+        (hits,) = index.search(rows[:1], 5500)
+        assert [hit.id for hit in hits[:50]] == nearest(
+            rows, rows[0], 50, [n for n in range(6000) if n != 7]
+        )
+        assert len({hit.id for hit in hits}) == 5500
+
+
 def test_an_item_is_replaced_by_its_id(tmp_path: Path) -> None:
     rows = unit(3)
     with open_index(tmp_path / "index", "write") as index:

@@ -1,9 +1,15 @@
 """What only Milvus has: its addresses, its index types, its being away, moving to it and from it."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +77,25 @@ def test_no_collection_and_one_of_somebody_else(milvus: str) -> None:
         client.drop_collection("theirs")
 
 
+def test_a_server_that_stops_answering_for_a_while_is_waited_for(
+    milvus_server: Any, milvus: str
+) -> None:
+    rows = unit(1200)
+    name = f"p{uuid.uuid4().hex}"
+    server = milvus_server.server_proc.pid
+    with open_index(f"{milvus}/{name}?timeout=1", "write") as index:
+        index.add(numbered(rows[:10]))
+        os.kill(server, signal.SIGSTOP)
+        resume = threading.Timer(2.5, os.kill, (server, signal.SIGCONT))
+        resume.start()
+        try:
+            index.add(numbered(rows))
+        finally:
+            resume.join()
+        assert len(index) == 1200
+        index._client.drop_collection(name)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf", "IVF_SQ8"])
 def test_index_types(milvus: str, kind: str) -> None:
     rows = unit(200)
@@ -105,8 +130,20 @@ def test_build_copy_and_back(milvus: str, gallery: Path, couce: Couce) -> None:
         assert first.model_hash == second.model_hash == third.model_hash
         first._client.drop_collection(first._name)  # type: ignore[attr-defined]
         first._client.drop_collection(third._name)  # type: ignore[attr-defined]
-    for part in (1, 2):  # n workers into one collection
-        couce("build", "gallery", "--to", address, "--shard", f"{part}/2")
+    # Two workers into one collection, which neither finds there.
+    command = [
+        sys.executable,
+        "-m",
+        "couce",
+        "index",
+        "build",
+        "gallery",
+        "--to",
+        address,
+        "--shard",
+    ]
+    workers = [subprocess.Popen([*command, f"{part}/2"], cwd=gallery.parent) for part in (1, 2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
     with open_index(address) as index:
         assert len(index) == 11
         index._client.drop_collection(index._name)  # type: ignore[attr-defined]

@@ -52,8 +52,8 @@ def test_the_recall_that_is_kept_is_that_of_other_queries_too(kind: str) -> None
 def test_types_by_size() -> None:
     gigabyte = 2**30
     assert factory("auto", 50_000, 512, gigabyte) == "IDMap,Flat"
-    assert factory("auto", 200_000, 512, gigabyte) == "IVF1024,Flat"
-    assert factory("auto", 2_000_000, 512, gigabyte) == "IVF2048,PQ128"
+    assert factory("auto", 200_000, 512, gigabyte) == "IVF2048,Flat"
+    assert factory("auto", 2_000_000, 512, gigabyte) == "IVF4096,PQ128np"
     assert factory("ivf", 20, 512) == "IDMap,Flat"  # too few to learn lists from
     assert factory("PQ8", 1000, 32) == "IDMap,PQ8"
 
