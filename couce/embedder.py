@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from couce.cores import usable_cores
+from couce.engines import import_engine
 from couce.errors import CouceError, unknown_name
 from couce.model_info import ModelInfo
 from couce.onnx_scan import refuse_external_data
@@ -219,12 +220,7 @@ def _read(path: Path) -> bytes:
 
 
 def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str, Any]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise CouceError(
-            "onnxruntime is not installed; install couce[cpu], or couce[gpu] where there is CUDA"
-        ) from error
+    onnxruntime = import_engine("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised, and said in a sentence
     options.intra_op_num_threads = threads

@@ -18,6 +18,19 @@ def image_files(folder: Path) -> list[Path]:
     )
 
 
+def has_halves(root: Path) -> bool:
+    """Whether class folders stand below ``train/`` and ``test/`` rather than in ``root`` itself."""
+    return all((root / half).is_dir() for half in ("train", "test"))
+
+
+def class_of(path: Path, root: Path, halves: bool) -> str | None:
+    """The name of the class folder below ``root`` that ``path`` stands in, if any."""
+    parts = path.relative_to(root).parts
+    if halves and parts[0] in ("train", "test"):
+        parts = parts[1:]
+    return parts[0] if len(parts) > 1 else None
+
+
 def labelled_files(sources: Sequence[Path]) -> list[tuple[Path, str | None]]:
     """Image files, and those below folders with the name of the class folder they stand in, if any.
 
@@ -28,11 +41,8 @@ def labelled_files(sources: Sequence[Path]) -> list[tuple[Path, str | None]]:
         if not source.exists():
             raise CouceError(f"there is no file or folder {source}")
         if source.is_dir():
-            halves = [half for half in ("train", "test") if (source / half).is_dir()]
-            for path in image_files(source):
-                parts = path.relative_to(source).parts
-                parts = parts[1:] if len(halves) == 2 and parts[0] in halves else parts
-                found.append((path, parts[0] if len(parts) > 1 else None))
+            halves = has_halves(source)
+            found += [(path, class_of(path, source, halves)) for path in image_files(source)]
         else:
             found.append((source, None))
     if not found:

@@ -6,11 +6,11 @@ length is the order by cosine.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from couce.engines import import_engine
 from couce.errors import CouceError
 
 # faiss multiplies this many queries at a time; whole multiples of it keep its inner loop full.
@@ -125,7 +125,7 @@ def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], depth: int, includes_self: bool
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
     """The ``depth`` nearest in ``gallery`` of each query (B, depth), block by block of queries."""
-    faiss = _faiss()
+    faiss = import_engine("faiss")
     wanted = depth + includes_self
     rows = max(1, _BLOCK_BYTES // (_BYTES_PER_NEIGHBOUR * max(wanted, 1)))
     rows = rows // _QUERIES * _QUERIES or rows
@@ -142,22 +142,12 @@ def _search(
 
 def _cluster(vectors: NDArray[np.float32], clusters: int, seed: int) -> NDArray[np.intp]:
     # min_points: only silences a warning about small classes, which are what this is for.
-    kmeans = _faiss().Kmeans(
+    kmeans = import_engine("faiss").Kmeans(
         vectors.shape[1], clusters, niter=20, seed=seed, min_points_per_centroid=1
     )
     kmeans.train(vectors)
     _, nearest = kmeans.index.search(vectors, 1)
     return nearest[:, 0]
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise CouceError(
-            "faiss is not installed; install couce[cpu], or couce[gpu] where there is CUDA"
-        ) from error
-    return faiss
 
 
 def _checked(

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from couce.durable import sync_folder
 from couce.errors import CouceError
-from couce.index.durable import sync_folder
 from couce.index.rows import state
 
 NAME = "catalog.db"

@@ -21,7 +21,7 @@ from couce.index.plan import gigabytes
 from couce.index.report import Report
 from couce.index.scan import Entry, Shard, absolute
 from couce.index.structures import check_type
-from couce.preprocess import ImageError
+from couce.preprocess import ImageError, Preprocess
 
 ENGINES = ("here", "ray")
 
@@ -37,6 +37,7 @@ def run_build(
     prune: bool = False,
     engine: str = "here",
     provider: str = "auto",
+    preprocess: Preprocess | None = None,
 ) -> Summary:
     """`couce index build`."""
     if engine not in ENGINES:
@@ -54,7 +55,7 @@ def run_build(
             summary = build(
                 gallery,
                 index,
-                _engine(engine, model, provider),
+                _engine(engine, model, provider, preprocess),
                 labels,
                 part,
                 prune,
@@ -74,10 +75,11 @@ def run_add(
     address: str,
     label: str | None,
     metadata: dict[str, Any],
-    provider: str,
+    provider: str = "auto",
+    preprocess: Preprocess | None = None,
 ) -> list[str]:
     """`couce index add`: every image is there afterwards, or none is added."""
-    embedder = Embedder(model, provider=provider)
+    embedder = Embedder(model, provider=provider, preprocess=preprocess)
     read_files = []
     for image in images:
         try:
@@ -157,12 +159,12 @@ def measured_line(structure: Structure) -> str:
     )
 
 
-def _engine(name: str, model: Path, provider: str) -> Engine:
+def _engine(name: str, model: Path, provider: str, preprocess: Preprocess | None) -> Engine:
     if name == "ray":
         from couce.index.ray_engine import on_ray
 
-        return on_ray(model, provider)
-    return in_process(lambda: Embedder(model, provider=provider))
+        return on_ray(model, provider, preprocess)
+    return in_process(lambda: Embedder(model, provider=provider, preprocess=preprocess))
 
 
 def _arrange(

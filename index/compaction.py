@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 
+from couce.durable import replace_file
+from couce.engines import import_engine
 from couce.errors import CouceError
 from couce.index import rows
 from couce.index.catalog import Catalog
-from couce.index.durable import replace_file
 from couce.index.manifest import Manifest, Structure, VectorFile
 from couce.index.structures import Built, build
 
@@ -73,7 +74,7 @@ def _continued(
 ) -> Built | None:
     """The old file without what went and with what came: its lists still fit while the number of vectors
     is much the same."""
-    import faiss
+    faiss = import_engine("faiss")
 
     try:
         old = Manifest.read(folder)
@@ -127,7 +128,7 @@ def machine_memory() -> int | None:
 
 
 def _write(path: Path, built: Built) -> VectorFile:
-    import faiss
+    faiss = import_engine("faiss")
 
     def write(part: Path) -> None:
         try:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from couce.config import Settings
+from couce.durable import checksum, replace_file
 from couce.errors import CouceError
-from couce.index.durable import checksum, replace_file
 
 FORMAT = 1
 NAME = "manifest.json"

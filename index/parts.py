@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from couce.engines import import_engine
 from couce.errors import CouceError
 from couce.index.base import Vectors
 from couce.index.manifest import Manifest, VectorFile
@@ -67,7 +68,7 @@ class Allowed:
     def selector(self) -> Any:
         if self.bits is None:
             return None
-        import faiss
+        faiss = import_engine("faiss")
 
         self._packed = np.packbits(self.bits, bitorder="little")  # the selector only points at it
         return faiss.IDSelectorBitmap(len(self._packed), faiss.swig_ptr(self._packed))
@@ -77,7 +78,7 @@ class MainPart:
     """A FAISS file, mapped into memory: opening reads none of it, searching what it needs."""
 
     def __init__(self, folder: Path, manifest: Manifest, file: VectorFile) -> None:
-        import faiss
+        faiss = import_engine("faiss")
 
         self.revision, self.count, self.last = manifest.revision, manifest.count, manifest.last
         self.structure, self.file = manifest.structure, file
@@ -187,7 +188,7 @@ def exact(queries: Vectors, k: int, numbers: Numbers, vectors: Vectors) -> Found
         best = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(k)
         best = best[np.argsort(-scores[best], kind="stable")]
         return Found(scores[None, best], numbers[None, best])
-    import faiss
+    faiss = import_engine("faiss")
 
     found, at = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     return Found(found, numbers[at])

@@ -19,6 +19,7 @@ from couce.embedder import Embedder
 from couce.errors import CouceError
 from couce.index.embedding import Engine, Outcome, in_process
 from couce.index.scan import Entry
+from couce.preprocess import Preprocess
 
 _BATCH = 128  # files that a worker is given at a time
 
@@ -27,12 +28,19 @@ class Worker:
     """One of the actors: loads the model once, then embeds files as they are handed to it."""
 
     def __init__(
-        self, model: bytes, provider: str, threads: int, known: Mapping[str, str | None]
+        self,
+        model: bytes,
+        provider: str,
+        preprocess: Preprocess | None,
+        threads: int,
+        known: Mapping[str, str | None],
     ) -> None:
         with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
             file.write(model)
             file.flush()
-            embedder = Embedder(file.name, provider=provider, threads=threads)
+            embedder = Embedder(
+                file.name, provider=provider, preprocess=preprocess, threads=threads
+            )
         self._dim = embedder.dim
         self._known = known
         self._engine = in_process(lambda: embedder)
@@ -56,7 +64,12 @@ class Worker:
         }
 
 
-def on_ray(model: Path, provider: str = "auto", workers: int | None = None) -> Engine:
+def on_ray(
+    model: Path,
+    provider: str = "auto",
+    preprocess: Preprocess | None = None,
+    workers: int | None = None,
+) -> Engine:
     """An engine for a build. ``workers``: as many as the cluster has cores unless said."""
     ray = _ray()
 
@@ -80,7 +93,7 @@ def on_ray(model: Path, provider: str = "auto", workers: int | None = None) -> E
             data = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // _BATCH))
             outcomes = data.map_batches(
                 Worker,
-                fn_constructor_args=(model.read_bytes(), provider, 1, dict(known)),
+                fn_constructor_args=(model.read_bytes(), provider, preprocess, 1, dict(known)),
                 batch_size=_BATCH,
                 concurrency=min(count, max(1, len(rows) // _BATCH)),
                 num_cpus=1,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from couce.errors import CouceError
-from couce.files import image_files
+from couce.files import class_of, has_halves, image_files
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Shard(NamedTuple):
 
 
 def scan(root: Path, labels: Path | None = None, shard: Shard | None = None) -> list[Entry]:
-    """All images below ``root``. Their label is the folder they are in, counted from ``root``: the first
-    one; or what the list ``labels`` says."""
+    """All images below ``root``. Their label is the class folder they are in, or what the list
+    ``labels`` says."""
     if not root.is_dir():
         raise CouceError(f"there is no folder {root} to take images from")
     listed = _read_list(labels, root) if labels is not None else None
@@ -75,10 +75,11 @@ def _entries(root: Path, listed: dict[str, Listed] | None, shard: Shard | None) 
     # What a list names is an image, whatever its name ends in.
     files |= {name: Path(name) for name in listed or () if name not in files}
     beginning = absolute(root).rstrip("/") + "/"
+    halves = has_halves(root)
     for name, path in files.items():
         if shard is not None and not shard.holds(name.removeprefix(beginning)):
             continue
-        about = Listed(_folder(path, root), None, {})
+        about = Listed(_folder(path, root, halves), None, {})
         if listed is not None:
             about = listed.get(name, Listed(None, None, {}))
         try:
@@ -89,10 +90,10 @@ def _entries(root: Path, listed: dict[str, Listed] | None, shard: Shard | None) 
             yield Entry(name, -1, -1, *about)
 
 
-def _folder(path: Path, root: Path) -> str | None:
-    parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
+def _folder(path: Path, root: Path, halves: bool) -> str | None:
+    label = class_of(path, root, halves) if path.is_relative_to(root) else None
     # A label is text: what of a folder's name is not UTF-8 is written out.
-    return os.fsencode(parts[0]).decode(errors="backslashreplace") if len(parts) > 1 else None
+    return None if label is None else os.fsencode(label).decode(errors="backslashreplace")
 
 
 def _read_list(path: Path, root: Path) -> dict[str, Listed]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from couce.engines import import_engine
 from couce.errors import CouceError, unknown_name
 from couce.index.base import Vectors
 from couce.index.manifest import Measured, Structure
@@ -93,7 +94,9 @@ def check_type(asked: str) -> None:
     if "Refine" in asked or "RFlat" in asked:
         raise CouceError(f"{asked}: leave out the refining, CouCE ranks by the true vectors itself")
     try:
-        _faiss().index_factory(64, factory(asked, 10**6, 64), _faiss().METRIC_INNER_PRODUCT)
+        import_engine("faiss").index_factory(
+            64, factory(asked, 10**6, 64), import_engine("faiss").METRIC_INNER_PRODUCT
+        )
     except (RuntimeError, AssertionError):
         raise CouceError(
             f"FAISS knows no index {asked!r}; take one of {', '.join(TYPES)}"
@@ -108,7 +111,7 @@ def build(
     ``blocks`` gives the vectors anew at each call; they are gone through twice, never held at once. The
     queries of the measurement are rows that the index gets only after it.
     """
-    faiss = _faiss()
+    faiss = import_engine("faiss")
     name = factory(structure.asked, count, dim, memory)
     try:
         index = faiss.index_factory(dim, name, faiss.METRIC_INNER_PRODUCT)
@@ -159,7 +162,7 @@ class Inner(NamedTuple):
 
 
 def innermost(index: Any) -> Inner:
-    faiss = _faiss()
+    faiss = import_engine("faiss")
     found, transformed = faiss.downcast_index(index), False
     while True:
         if isinstance(found, faiss.IndexPreTransform):
@@ -176,7 +179,7 @@ def innermost(index: Any) -> Inner:
 def parameters(inner: Inner, effort: int, selector: Any = None) -> Any:
     """How hard to look and among what, for one search: the index itself is left alone, so that several
     threads may search it."""
-    faiss = _faiss()
+    faiss = import_engine("faiss")
     options = {} if selector is None else {"sel": selector}
     if inner.kind == "ivf":
         found = faiss.SearchParametersIVF(nprobe=max(1, min(effort, inner.index.nlist)), **options)
@@ -203,7 +206,7 @@ class _Nearest:
         self.numbers = np.full((len(queries), K), -1, np.int64)
 
     def see(self, numbers: Numbers, vectors: Vectors) -> None:
-        faiss = _faiss()
+        faiss = import_engine("faiss")
         k = min(K, len(vectors))
         scores, at = faiss.knn(self.queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
         both = np.concatenate([self.scores, scores], axis=1)
@@ -275,10 +278,10 @@ def _exact_milliseconds(index: Any, queries: Vectors) -> float | None:
     """Of a search that looks at every vector, where the index has them."""
     inner = innermost(index)
     few = queries[:10]
-    if inner.kind == "ivf" and isinstance(inner.index, _faiss().IndexIVFFlat):
+    if inner.kind == "ivf" and isinstance(inner.index, import_engine("faiss").IndexIVFFlat):
         return _milliseconds(index, few, parameters(inner, inner.index.nlist))
     if inner.kind == "hnsw" and not inner.transformed:
-        storage = _faiss().downcast_index(inner.index.storage)
+        storage = import_engine("faiss").downcast_index(inner.index.storage)
         return _milliseconds(storage, few, None)
     return None
 
@@ -290,7 +293,7 @@ def _training_points(index: Any, count: int) -> int:
 
 
 def _train(index: Any, sample: Vectors) -> None:
-    faiss = _faiss()
+    faiss = import_engine("faiss")
     inner = innermost(index)
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     if inner.kind == "ivf":
@@ -322,13 +325,3 @@ def _take(blocks: Blocks, rows: Numbers, dim: int) -> tuple[Numbers, Vectors]:
         if filled == len(rows):
             break
     return numbers[:filled], vectors[:filled]
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise CouceError(
-            "faiss is not installed; install couce[cpu], or couce[gpu] where there is CUDA"
-        ) from error
-    return faiss

@@ -2,7 +2,6 @@
 
 import warnings
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,19 +27,18 @@ def measure_file(
     root: Path | None,
     train_classes: int | None,
     confounding: float,
-    preparation: Sequence[str] = (),
+    preprocess: Preprocess | None = None,
 ) -> dict[str, float]:
     """``model``: a checkpoint, an ONNX model, or an .npz of ``embeddings`` (N, d) and ``labels`` (N,).
 
-    ``preparation`` says how images are prepared for an ONNX model that does not say so itself.
+    ``preprocess`` says how images are prepared for an ONNX model that does not say so itself.
     """
-    if preparation and model.suffix != ".onnx":
+    if preprocess is not None and model.suffix != ".onnx":
         raise CouceError(f"--preprocess is for ONNX models; {model.name} brings its own")
     if model.suffix == ".npz":
         return _measure_embeddings(model)
     if model.suffix == ".onnx":
-        prepared = Preprocess.parse(preparation) if preparation else None
-        embedder = Embedder(model, preprocess=prepared)
+        embedder = Embedder(model, preprocess=preprocess)
         test = open_dataset(dataset, root, train_classes, confounding).test
         return _measure_onnx(embedder, test)
     network, preprocess, _ = load_network(model)

@@ -1,7 +1,10 @@
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from couce.preprocess import Preprocess
 
 Preparation = Annotated[
     list[str] | None,
@@ -11,6 +14,12 @@ Preparation = Annotated[
         " channels=BGR, scale=255, aspect=keep. Repeatable.",
     ),
 ]
+
+
+def prepared(preparation: list[str] | None) -> "Preprocess | None":
+    from couce.preprocess import Preprocess
+
+    return Preprocess.parse(preparation) if preparation else None
 
 
 def embed(
@@ -31,12 +40,11 @@ def embed(
     from couce.embedder import Embedder
     from couce.errors import CouceError
     from couce.files import labelled_files
-    from couce.preprocess import ImageError, Preprocess
+    from couce.preprocess import ImageError
 
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise CouceError(f"embeddings go to something.npz in a folder that is there, not {out}")
-    prepared = Preprocess.parse(preparation) if preparation else None
-    embedder = Embedder(model, provider=provider, batch=batch, preprocess=prepared)
+    embedder = Embedder(model, provider=provider, batch=batch, preprocess=prepared(preparation))
     files = labelled_files(images)
     typer.echo(f"{len(files)} images, {embedder.dim} dimensions, on {embedder.provider}")
     found = []

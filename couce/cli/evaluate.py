@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.embed import Preparation
+from couce.cli.embed import Preparation, prepared
 
 
 def evaluate(
@@ -27,7 +27,7 @@ def evaluate(
     from couce.train.command import metrics_table
     from couce.train.measure import measure_file
 
-    metrics = measure_file(model, dataset, data, train_classes, confounding, preparation or ())
+    metrics = measure_file(model, dataset, data, train_classes, confounding, prepared(preparation))
     console = Console(highlight=False, markup=False)
     console.print(metrics_table({model.name: metrics}))
     target = out or model.with_suffix(".metrics.json")

@@ -3,6 +3,8 @@ from typing import Annotated
 
 import typer
 
+from couce.cli.embed import Preparation, prepared
+
 index = typer.Typer(
     no_args_is_help=True, help="Build, keep and search a gallery.", rich_markup_mode=None
 )
@@ -45,13 +47,24 @@ def build(
     ] = False,
     engine: Annotated[str, typer.Option(help="here, or ray: on a Ray cluster.")] = "here",
     provider: _Provider = "auto",
+    preparation: Preparation = None,
 ) -> None:
     """Index a folder of images, or bring its index up to date."""
     from couce.index.command import run_build
 
     address = to or out
     summary = run_build(
-        gallery, model, address, labels, kind, recall, shard, prune, engine, provider
+        gallery,
+        model,
+        address,
+        labels,
+        kind,
+        recall,
+        shard,
+        prune,
+        engine,
+        provider,
+        prepared(preparation),
     )
     option = "" if address == "index" else f" --index {address}"
     typer.echo(f"Next: couce index search IMAGE{option}")
@@ -69,6 +82,7 @@ def add(
         list[str] | None, typer.Option("--metadata", help="KEY=VALUE. Repeatable.")
     ] = None,
     provider: _Provider = "auto",
+    preparation: Preparation = None,
 ) -> None:
     """Add images."""
     from couce.errors import CouceError
@@ -78,7 +92,7 @@ def add(
     if any(not equals for _, equals, _ in pairs):
         raise CouceError("metadata is written KEY=VALUE")
     values = {key: value for key, _, value in pairs}
-    for id in run_add(images, model, address, label, values, provider):
+    for id in run_add(images, model, address, label, values, provider, prepared(preparation)):
         typer.echo(id)
     typer.echo(f"Added to {address}. Next: couce index search IMAGE")
 
@@ -127,6 +141,7 @@ def search(
     chosen: _Filter = None,
     grid: Annotated[Path | None, typer.Option(help="A picture of query and hits to draw.")] = None,
     provider: _Provider = "auto",
+    preparation: Preparation = None,
 ) -> None:
     """Find the images that are nearest to one."""
     from rich.console import Console
@@ -136,7 +151,7 @@ def search(
     from couce.index.command import hits_table
     from couce.index.filters import parse
 
-    embedder = Embedder(model, provider=provider)
+    embedder = Embedder(model, provider=provider, preprocess=prepared(preparation))
     with open_index(address, model_hash=embedder.hash, dim=embedder.dim, say=_warn) as found:
         (hits,) = found.search(embedder.embed([image]), k, parse(chosen or []), offset)
     Console(highlight=False, markup=False).print(hits_table(hits))

@@ -1,0 +1,16 @@
+"""The engines of the extras cpu, gpu and gpu-cu13, imported when they are needed."""
+
+from importlib import import_module
+from typing import Any
+
+from couce.errors import CouceError
+
+
+def import_engine(name: str) -> Any:
+    """``faiss`` or ``onnxruntime``; where it is missing, an error that says what to install."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise CouceError(
+            f"{name} is not installed; install couce[cpu], or couce[gpu] where there is CUDA"
+        ) from error
