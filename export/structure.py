@@ -28,14 +28,14 @@ def structure(proto: onnx.ModelProto) -> Structure:
     graph = _with_shapes(proto)
     shapes = _shapes(graph)
     origin = {value.name: f"input {value.name}" for value in graph.input}
-    parameters = 0
+    sizes: dict[str, int] = {}
     for tensor in graph.initializer:
         steers = tensor.data_type == onnx.TensorProto.INT64 or math.prod(tensor.dims) == 1
         value = f" {numpy_helper.to_array(tensor).tolist()}" if steers else ""
         kind = onnx.TensorProto.DataType.Name(tensor.data_type)
         origin[tensor.name] = f"weight {kind}{list(tensor.dims)}{value}"
-        parameters += 0 if steers else math.prod(tensor.dims)
-    nodes, flops = [], 0
+        sizes[tensor.name] = 0 if steers else math.prod(tensor.dims)
+    nodes, parameters, flops = [], 0, 0
     for place, node in enumerate(graph.node):
         attributes = {
             attribute.name: _attribute(attribute)
@@ -49,6 +49,8 @@ def structure(proto: onnx.ModelProto) -> Structure:
         )
         for number, name in enumerate(node.output):
             origin[name] = f"node {place}.{number}"
+        # By use: the exporter keeps weights that happen to be equal once.
+        parameters += sum(sizes.get(name, 0) for name in node.input)
         flops += _flops(node, shapes)
     nodes += [f"output {value.name} <- {origin[value.name]}" for value in graph.output]
     return Structure(tuple(nodes), parameters, flops)

@@ -56,14 +56,17 @@ def test_the_shared_room_imports_no_other_but_in_commands() -> None:
 
 def modules_of_serving() -> list[str]:
     """All of index/ and server/, and what of the shared room they may use."""
-    names = ("cli", "config", "cores", "doctor", "embedder", "errors", "files", "metrics")
-    shared = ["couce", *(f"couce.{name}" for name in names), "couce.model_info", "couce.onnx_scan"]
+    names = (
+        *("cli", "config", "cores", "doctor", "durable", "embedder", "engines", "errors"),
+        *("files", "metrics", "model_info", "onnx_scan", "preprocess"),
+    )
+    shared = ["couce", *(f"couce.{name}" for name in names)]
     rooms = [
         ".".join(("couce", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
         for room in ("index", "server")
         for path in (ROOT / room).rglob("*.py")
     ]
-    return [*shared, "couce.preprocess", *rooms]
+    return [*shared, *rooms]
 
 
 def test_serving_runs_without_torch() -> None:
