@@ -10,6 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -46,7 +47,7 @@ def test_the_road_of_a_gallery(tmp_path: Path, model: Path, gallery: Path, couce
     assert "14 images: 12 added" in said
     assert "not read: " in said
     assert "broken.png: the image is not an image in a known format" in said
-    assert said.splitlines()[-1] == "Next: couce serve, or couce index search IMAGE"
+    assert said.splitlines()[-1] == "Next: couce index search IMAGE"
     embedder = Embedder(model)
     with open_index(tmp_path / "index") as index:
         assert index.model_hash == embedder.hash
@@ -271,3 +272,29 @@ def test_the_structure_is_measured_and_kept(tmp_path: Path, couce: Couce) -> Non
     assert manifest["structure"]["asked"] == "ivf"
     assert manifest["structure"]["measured"]["recall"] >= 0.95
     assert "structure IVF" in couce("compact")  # as it was
+
+
+@pytest.mark.usefixtures("model")
+def test_halves_are_no_labels(tmp_path: Path, couce: Couce) -> None:
+    write_picture(tmp_path / "set" / "train" / "wren" / "0.png", 0)
+    write_picture(tmp_path / "set" / "test" / "owl" / "1.png", 1)
+    couce("build", "set")
+    with open_index(tmp_path / "index") as index:
+        assert index.labels() == {"owl": 1, "wren": 1}
+
+
+def test_a_foreign_model_with_its_preprocessing_said(
+    tmp_path: Path, model: Path, gallery: Path, couce: Couce
+) -> None:
+    foreign = onnx.load(model)
+    del foreign.metadata_props[:]
+    onnx.save(foreign, tmp_path / "foreign.onnx")
+    options = ["--model", "foreign.onnx"]
+    assert "--preprocess resize=256" in couce("build", "gallery", *options, code=2)
+    options += ["--preprocess", "resize=16", "--preprocess", "crop=16"]
+    assert "12 added" in couce("build", "gallery", *options)
+    picture = gallery / "class-1" / "2.png"
+    found = couce("search", str(picture), *options, "-k", "1")
+    assert "1.0000" in found
+    assert picture.name in found
+    couce("add", str(picture), *options, "--label", "again")
