@@ -12,7 +12,7 @@ from couce.engines import import_engine
 from couce.errors import CouceError
 from couce.index.base import Vectors
 from couce.index.manifest import Manifest, VectorFile
-from couce.index.structures import innermost, most_effort, parameters
+from couce.index.structures import innermost, most_effort, parameters, search
 
 Numbers = NDArray[np.int64]
 
@@ -132,7 +132,7 @@ class MainPart:
             # A single query is spread over the cores by its lists, several by queries. The results are the
             # same, so it does no harm if another thread sets it otherwise in between.
             self._inner.index.parallel_mode = 1 if len(queries) == 1 else 0
-        scores, numbers = self.index.search(queries, wide, params=chosen)
+        scores, numbers = search(self.index, queries, wide, chosen)
         return rank_anew(queries, numbers, k, truth) if refine else Found(scores, numbers)
 
 

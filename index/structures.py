@@ -192,6 +192,15 @@ def parameters(inner: Inner, effort: int, selector: Any = None) -> Any:
     return faiss.SearchParametersPreTransform(index_params=found) if inner.transformed else found
 
 
+def search(index: Any, queries: Vectors, k: int, chosen: Any) -> tuple[Vectors, Numbers]:
+    """FAISS's own search with :func:`parameters`.
+
+    ``faiss.contrib.torch_utils``, which pytorch-metric-learning imports, puts one in its place that takes
+    none, and keeps the other as ``search_numpy``.
+    """
+    return getattr(index, "search_numpy", index.search)(queries, k, params=chosen)
+
+
 def most_effort(inner: Inner) -> int:
     """At which an index has looked everywhere, or at everything worthwhile."""
     return int(inner.index.nlist) if inner.kind == "ivf" else 4096 if inner.kind == "hnsw" else 0
@@ -232,7 +241,7 @@ def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Str
     def found(effort: int, refine: int, few: int | None = None) -> float:
         # Candidates beyond K are ranked by true vectors later: what counts is that they are among them.
         wide = K * max(1, refine)
-        _, numbers = index.search(truth.queries[:few], wide, params=parameters(inner, effort))
+        _, numbers = search(index, truth.queries[:few], wide, parameters(inner, effort))
         return truth.recall(numbers)
 
     refine = 0 if exact else 4
@@ -269,7 +278,7 @@ def _milliseconds(index: Any, queries: Vectors, chosen: Any) -> float:
     times = []
     for query in queries[:_SINGLE, None]:
         start = time.perf_counter()
-        index.search(query, K, params=chosen)
+        search(index, query, K, chosen)
         times.append(time.perf_counter() - start)
     return 1000 * statistics.median(times)
 

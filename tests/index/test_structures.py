@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from couce.errors import CouceError
 from couce.index.manifest import Structure
-from couce.index.structures import build, check_type, factory, innermost, parameters
+from couce.index.structures import build, check_type, factory, innermost, parameters, search
 
 from .conftest import unit
 
@@ -39,7 +39,7 @@ def test_the_recall_that_is_kept_is_that_of_other_queries_too(kind: str) -> None
     assert measured.recall >= 0.95
     inner = innermost(found.index)
     wide = 10 * max(1, found.structure.refine)
-    _, numbers = found.index.search(queries, wide, params=parameters(inner, found.structure.effort))
+    _, numbers = search(found.index, queries, wide, parameters(inner, found.structure.effort))
     truth = np.argsort(-(queries @ rows.T), axis=1)[:, :10] + 7
     hits = [
         len(set(a) & set(b)) / 10 for a, b in zip(numbers.tolist(), truth.tolist(), strict=True)
@@ -77,3 +77,17 @@ def test_a_structure_that_cannot_be_learned_is_a_sentence() -> None:
         with pytest.raises(CouceError, match=words) as caught:
             build(Structure(asked=kind), 300, 16, blocks, None)
         assert "\n" not in str(caught.value)
+
+
+def test_what_other_libraries_do_to_faiss_does_no_harm() -> None:
+    """pytorch-metric-learning imports a module that replaces FAISS's search by one without parameters."""
+    pytest.importorskip("torch", reason="needs the extra train")
+    import faiss.contrib.torch_utils  # noqa: F401
+
+    rows = unit(400)
+    built = build(
+        Structure(asked="ivf"), len(rows), rows.shape[1], lambda: [(np.arange(400), rows)], None
+    )
+    assert built.structure.measured is not None
+    _, numbers = search(built.index, rows[:5], 1, parameters(innermost(built.index), 8))
+    assert numbers[:, 0].tolist() == [0, 1, 2, 3, 4]
