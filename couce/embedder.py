@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -40,8 +41,7 @@ Source = ImageSource | Callable[[], ImageSource]
 class Embedder:
     """An ONNX embedding model, ready to be fed pictures.
 
-    >>> Embedder("model.onnx").embed(["bird.jpg", "car.png"]).shape  # doctest: +SKIP
-    (2, 512)
+    ``Embedder("model.onnx").embed(["bird.jpg", "car.png"])`` gives rows of unit length (2, d).
 
     Args:
         model: the file. Whatever does not open as a plain ONNX model is refused in a sentence.
@@ -251,14 +251,16 @@ def _line(error: Exception) -> str:
 
 
 def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preprocess:
-    if info is None and given is None:
+    if info is not None:
+        if given is not None:
+            raise CouceError("it says itself how its images are to be prepared; leave that to it")
+        return Preprocess.from_dict(info.preprocess)
+    if given is None:
         raise CouceError(
             "it does not say how its images are to be prepared; say so, as in"
             " --preprocess resize=256 --preprocess crop=224"
         )
-    if info is not None and given is not None:
-        raise CouceError("it says itself how its images are to be prepared; leave that to it")
-    return Preprocess.from_dict(info.preprocess) if info is not None else given  # type: ignore[return-value]
+    return given
 
 
 def _feeder(
@@ -286,13 +288,17 @@ def _feeder(
     elif kind == "tensor(float)":
         feed = preprocess.normalise
     elif kind == "tensor(float16)":
-        feed = lambda p: preprocess.normalise(p).astype(np.float16)  # noqa: E731
+        feed = partial(_half, preprocess)
     else:
         raise CouceError(f"its input is {kind}, which is no image")
     expected = [crop, crop, 3] if kind == "tensor(uint8)" else [3, crop, crop]
     if any(isinstance(n, int) and n != e for n, e in zip(shape, expected, strict=True)):
         raise CouceError(f"its input is {shape}, but the images are prepared as {expected}")
     return feed, batch if isinstance(batch, int) else None
+
+
+def _half(preprocess: Preprocess, pixels: NDArray[np.uint8]) -> NDArray[np.float16]:
+    return preprocess.normalise(pixels).astype(np.float16)
 
 
 def _unit_range(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

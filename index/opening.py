@@ -22,8 +22,10 @@ def open_index(
 ) -> Index:
     """The index at ``address``: a folder, or ``milvus+http://user:password@host:19530/collection``.
 
-    >>> with open_index("index/") as index:  # doctest: +SKIP
-    ...     hits = index.search(embedder.embed(["bird.jpg"]), k=10, filter={"label": "wren"})
+    ::
+
+        with open_index("index/") as index:
+            hits = index.search(embedder.embed(["bird.jpg"]), k=10, filter={"label": "wren"})
 
     Args:
         mode: ``write`` makes the index where there is none. A folder has one writer at a time.

@@ -111,18 +111,19 @@ def test_a_limit_of_pixels(make_model: MakeModel) -> None:
 
 
 @pytest.mark.parametrize("batch", ["batch", 1, 4])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
 def test_a_foreign_model_with_its_preprocessing_said(
-    make_model: MakeModel, batch: int | str
+    make_model: MakeModel, batch: int | str, kind: int
 ) -> None:
     """Float input, (N, 3, H, W), normalised outside; a fixed batch is filled up."""
-    path = make_model(describe=False, batch=batch, kind=TensorProto.FLOAT)
+    path = make_model(describe=False, batch=batch, kind=kind)
     preprocess = Preprocess.parse(["resize=20", "crop=16", "channels=BGR", "mean=0.5,0.4,0.3"])
     images = [picture(seed) for seed in range(6)]
     embedder = Embedder(path, preprocess=preprocess)
     session = onnxruntime.InferenceSession(path)
     rows = []
     for image in images:
-        fed = preprocess([image])
+        fed = preprocess([image]).astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         fed = np.repeat(fed, batch, axis=0) if isinstance(batch, int) else fed
         rows.append(session.run(None, {"image": fed})[0][0])
     expected = np.stack(rows) / np.linalg.norm(rows, axis=1, keepdims=True)
