@@ -123,7 +123,11 @@ def _check_wishes(
 
 
 def _int8(
-    proto: onnx.ModelProto, feeds: NDArray[Any], info: ModelInfo, comparison: "Comparison", say: Say
+    proto: onnx.ModelProto,
+    feeds: NDArray[Any],
+    info: ModelInfo,
+    comparison: Callable[[bytes, str], dict[str, float] | None],
+    say: Say,
 ) -> tuple[bytes, dict[str, float] | None]:
     """Quantised; where that costs more than MOST_LOST of R@1, without the layers that cause it."""
     skipped: list[str] = []

@@ -47,10 +47,10 @@ def run_build(
     part = Shard.parse(shard) if shard is not None else None
     if not gallery.is_dir():  # before an index is made for it
         raise CouceError(f"there is no folder {gallery} to take images from")
-    hash = model_hash(model)  # noqa: A001
+    digest = model_hash(model)
     with Report() as report:
         with open_index(
-            address, "write", hash, say=report.say, background=False, kind=kind
+            address, "write", digest, say=report.say, background=False, kind=kind
         ) as index:
             summary = build(
                 gallery,
@@ -204,9 +204,9 @@ def _tell(report: Report, summary: Summary, manifest: Manifest | None) -> None:
         report.say(f"{len(summary.faults)} of {summary.files} could not be read")
 
 
-def opened_for(address: str, hash: str | None, dim: int | None, say: Say) -> Index:  # noqa: A002
+def opened_for(address: str, digest: str | None, dim: int | None, say: Say) -> Index:
     """For adding very many: arranged once at the end, by :func:`finish`."""
-    return open_index(address, "write", hash, dim, say, background=False)
+    return open_index(address, "write", digest, dim, say, background=False)
 
 
 def finish(index: Index) -> None:

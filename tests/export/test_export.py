@@ -30,6 +30,7 @@ from couce.export.graph import PlainModel, to_onnx
 from couce.export.parity import _first_difference, _same_neighbours
 from couce.export.precision import harm_by_layer, layers_of, to_int8
 from couce.export.structure import differences, structure
+from couce.export.write import describe
 from couce.losses import LOSSES
 from couce.method import CouCE
 from couce.network import EmbeddingNetwork, Normalise
@@ -390,6 +391,31 @@ def test_the_layer_that_8_bits_harm_is_found_and_skipped(
         for each in (to_int8(proto, feeds), to_int8(proto, feeds, ["backbone.stage2.layer4"]))
     ]
     assert turned[1] < turned[0] / 4
+
+
+def test_layers_are_skipped_until_little_is_lost(saved: Path, pictures: list[Image.Image]) -> None:
+    """Too much is lost twice: the two worst layers then stay in float32, and are named."""
+    network, preprocess, content = checkpoint.load_network(saved)
+    proto = to_onnx(network, preprocess, "uint8")
+    feeds = np.stack([preprocess.pixels(picture) for picture in pictures[:8]])
+    losses, said = [0.02, 0.01, 0.004], list[str]()
+
+    def comparison(_model: bytes, precision: str) -> dict[str, float]:
+        assert precision == "int8"
+        return {"R@1": losses.pop(0)}
+
+    info = describe(content, preprocess, "uint8")
+    written, lost = exporting._int8(proto, feeds, info, comparison, said.append)
+    assert lost == {"R@1": 0.004}
+    worst = list(harm_by_layer(proto, feeds, feeds, exporting._run))[:2]
+    assert said[-1] == f"left in float32: {', '.join(worst)}"
+    graph = onnx.load_from_string(written).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    # A quantised one reads its weights through a DequantizeLinear.
+    in_floats = {node.name for node in convolutions if node.input[1] in weights}
+    assert in_floats == {n.name for n in convolutions if n.name.startswith(tuple(worst))}
+    assert 0 < len(in_floats) < len(convolutions)
 
 
 def test_normalise_in_graph_is_that_of_preprocess() -> None:
