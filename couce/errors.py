@@ -8,6 +8,10 @@ class CouceError(ValueError):
     """Something the user can mend. The command line prints it without a traceback and exits with 2."""
 
 
+class StorageError(CouceError):
+    """What is kept cannot be read or written: nothing is wrong with what was asked."""
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> CouceError:
     """The error for a name that is not in a table; it lists the known ones, the nearest first.
 

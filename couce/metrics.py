@@ -46,6 +46,13 @@ def retrieval_metrics(
     return result
 
 
+def clustering_nmi(embeddings: ArrayLike, labels: ArrayLike, seed: int = 1234) -> float:
+    """NMI of k-means, with as many clusters as classes, with the labels."""
+    vectors, classes = _checked(embeddings, labels, "embeddings")
+    names, codes = np.unique(classes, return_inverse=True)
+    return normalised_mutual_information(codes, _cluster(vectors, len(names), seed))
+
+
 def query_gallery_metrics(
     queries: ArrayLike,
     query_labels: ArrayLike,

@@ -33,7 +33,11 @@ class EmbeddingNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._embed(self.backbone(images))
+        return self.embed_maps(self.backbone(images))
+
+    def tail(self, maps: Tensor) -> Tensor:
+        """What follows the split: feature maps there (N, C, H', W') to raw embeddings (N, d)."""
+        return self.embed_maps(self.backbone.stage2(maps))
 
     def views(
         self,
@@ -50,10 +54,11 @@ class EmbeddingNetwork(nn.Module):
         clean = self.backbone.stage1(images)  # (N, C, H', W')
         with two_views(self.backbone.stage2):
             features = self.backbone.stage2(torch.cat([clean, intervention(clean)]))
-        m, m_tilde = self._embed(features).chunk(2)
+        m, m_tilde = self.embed_maps(features).chunk(2)
         return m, m_tilde
 
-    def _embed(self, features: Tensor) -> Tensor:
+    def embed_maps(self, features: Tensor) -> Tensor:
+        """The backbone's last maps (N, C, H', W') to raw embeddings (N, d): pooling and head."""
         pooled = features.mean(dim=(2, 3))  # (N, C)
         if self.pooling == "avg+max":
             pooled = pooled + features.amax(dim=(2, 3))

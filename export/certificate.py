@@ -10,10 +10,8 @@ is the machine's noise, and that row shows how much of it there is.
 
 import html
 import json
-import random
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +29,7 @@ from couce.losses import LOSSES
 from couce.method import CouCE, MethodSettings
 from couce.network import EmbeddingNetwork
 from couce.preprocess import Preprocess
+from couce.timing import compare_times, time_in_turn
 
 _OFF = {"weight": 0.0}
 CONTROL = "base, opened again"
@@ -87,14 +86,14 @@ def certify(
                 f"no certificate: the graph of {name} is not that of the base model ({'; '.join(found)})"
             )
     say(f"timing {len(protos)} models in turn")
-    times = time_in_turn(protos, preprocess, kind, rounds, batch)
+    times = time_models(protos, preprocess, kind, rounds, batch)
     return [
         Row(name, structures[n], *compare_times(times[n], times[base]), left_out[n])
         for n, name in enumerate(names)
     ]
 
 
-def time_in_turn(
+def time_models(
     protos: Sequence[onnx.ModelProto],
     preprocess: Preprocess,
     kind: Input,
@@ -110,26 +109,8 @@ def time_in_turn(
     crop = preprocess.crop
     pixels = rng.integers(0, 256, (batch, crop, crop, 3), np.uint8)
     feed = pixels if kind == "uint8" else np.moveaxis(pixels, -1, 1).astype(np.float32) / 255
-    times: list[list[float]] = [[] for _ in sessions]
-    order = random.Random(0)  # noqa: S311
-    for turn in range(rounds + 2):
-        for n in order.sample(range(len(sessions)), len(sessions)):
-            start = time.perf_counter()
-            sessions[n].run(None, {"image": feed})
-            if turn > 1:  # the first turns warm up
-                times[n].append(time.perf_counter() - start)
-    return times
-
-
-def compare_times(
-    times: Sequence[float], base: Sequence[float]
-) -> tuple[float, float, float, float]:
-    """Milliseconds, the median of the ratios to ``base``, turn by turn, and its 95 % interval."""
-    ratios = np.array(times) / np.array(base)
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return 1e3 * statistics.median(times), float(np.median(ratios)), float(low), float(high)
+    calls = [partial(session.run, None, {"image": feed}) for session in sessions]
+    return [times.wall for times in time_in_turn(calls, rounds, warm_up=2)]
 
 
 def _train_one_step(path: Path, model: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:

@@ -4,8 +4,9 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,9 +16,12 @@ from couce.index.filters import Filter
 
 Vectors = NDArray[np.float32]  # (n, d), unit rows
 
+Mode = Literal["read", "write", "share"]
+
 ID_BYTES = 512  # what an id may take in UTF-8, in both backends
 ID_DIGITS = 32  # of a file's sha256, for an item without an id of its own
 METADATA_BYTES = 32_768
+METADATA_DEPTH = 64  # beyond some hundreds, neither Python's JSON nor SQLite's reads it back
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,8 @@ def unit_rows(vectors: ArrayLike, dim: int | None = None) -> Vectors:
     array([[0.6, 0.8]], dtype=float32)
     """
     try:
-        rows = np.asarray(vectors, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is too large is not finite, and told below
+            rows = np.asarray(vectors, dtype=np.float32)
     except (TypeError, ValueError):
         raise CouceError("vectors are numbers, one row each and all of the same length") from None
     if rows.ndim != 2 or not rows.shape[1]:
@@ -171,7 +176,8 @@ def unit_rows(vectors: ArrayLike, dim: int | None = None) -> Vectors:
             f"these vectors have {rows.shape[1]} dimensions and the index has {dim};"
             " embed with the model that the index was built with"
         )
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
         raise CouceError("a vector is zero or not finite, and has no direction to search in")
     # Rows that are of unit length already stay as they are, to the last bit.
@@ -190,11 +196,32 @@ def metadata_json(metadata: Mapping[str, Any], id: str) -> str:
     try:
         text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, sort_keys=True)
         size = len(text.encode())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise CouceError(f"the metadata of {id!r} is not JSON: keys and texts, numbers") from None
     if size > METADATA_BYTES:
         raise CouceError(f"the metadata of {id!r} takes {size} bytes, of {METADATA_BYTES} allowed")
+    if _depth(metadata) > METADATA_DEPTH:
+        raise CouceError(
+            f"the metadata of {id!r} is more than {METADATA_DEPTH} lists or objects deep"
+        )
     return text
+
+
+def _depth(value: object) -> int:
+    """How many lists and objects stand in each other.
+
+    >>> _depth({"a": [1, [2]]})
+    3
+    """
+    level: list[object] = [value]
+    for depth in count():
+        inner = [each for each in level if isinstance(each, Mapping | list | tuple)]
+        if not inner or depth > METADATA_DEPTH:
+            return depth
+        level = [
+            each for box in inner for each in (box.values() if isinstance(box, Mapping) else box)
+        ]
+    raise AssertionError
 
 
 def check_text(what: str, text: str) -> None:

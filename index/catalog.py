@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from couce.durable import sync_folder
-from couce.errors import CouceError
+from couce.errors import CouceError, StorageError
 from couce.index.rows import state
 
 NAME = "catalog.db"
@@ -48,6 +48,7 @@ class Catalog:
         self._opened: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
         self._writer: sqlite3.Connection | None = None
+        self._place = (0, 0)  # the writer's device and inode
         if write:
             with self._speaking():
                 self._writer = self._connect_writer()
@@ -80,11 +81,24 @@ class Catalog:
                 db.execute("UPDATE state SET revision = revision + 1")
                 (revision,) = db.execute("SELECT revision FROM state").fetchone()
                 yield db, revision
+                self._check_place()
                 db.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
                     db.execute("ROLLBACK")
                 raise
+
+    def _check_place(self) -> None:
+        """What is written to a file that lies here no more would be lost."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._place:
+            raise StorageError(
+                f"{self.path} was replaced or deleted while it was open, and the change was not made;"
+                " open it anew"
+            )
 
     def close(self) -> None:
         for db in [*self._opened, self._writer]:
@@ -137,6 +151,8 @@ class Catalog:
                 db.execute(statement)
         db.execute("COMMIT")
         sync_folder(self.path.parent)
+        found = self.path.stat()
+        self._place = (found.st_dev, found.st_ino)
         return db
 
     def _reader(self) -> sqlite3.Connection:
@@ -175,25 +191,25 @@ class Catalog:
         except sqlite3.Error as error:
             raise self._sentence(error) from error
 
-    def _sentence(self, error: sqlite3.Error) -> CouceError:
+    def _sentence(self, error: sqlite3.Error) -> StorageError:
         code = getattr(error, "sqlite_errorcode", None)
         primary = code & 0xFF if code is not None else None
         where = self.path
         if primary == sqlite3.SQLITE_FULL:
-            return CouceError(
+            return StorageError(
                 f"the disk of {where} is full; the change was not made, and all earlier ones are kept"
             )
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return CouceError(
+            return StorageError(
                 f"{where} is damaged ({error}); put it back from a copy, or delete the folder and"
                 " build anew"
             )
         if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            return CouceError(f"{where} cannot be opened or written to: {error}")
+            return StorageError(f"{where} cannot be opened or written to: {error}")
         if primary == sqlite3.SQLITE_IOERR:
-            return CouceError(
+            return StorageError(
                 f"{where} could not be read or written ({error}); the change was not made"
             )
         if primary == sqlite3.SQLITE_ERROR and "no such" in str(error):
-            return CouceError(f"{where} is not the catalog of an index: {error}")
-        return CouceError(f"{where}: {error}")
+            return StorageError(f"{where} is not the catalog of an index: {error}")
+        return StorageError(f"{where}: {error}")

@@ -6,6 +6,7 @@ key in its metadata.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ Value = str | int | float | bool | None
 Filter = Mapping[str, Value | Sequence[Value]]
 Clauses = tuple[tuple[str, tuple[Value, ...]], ...]
 
+_BEYOND = 2**63
 _FIELDS = ("id", "label", "metadata.KEY")
 
 
@@ -53,13 +55,21 @@ def parse(texts: Iterable[str]) -> Filter | None:
         values = found.setdefault(name.strip(), [])
         values.append(value)
         if name.strip().startswith("metadata."):
-            try:
-                number = json.loads(value)
-            except ValueError:
-                continue
-            if isinstance(number, bool | int | float):
+            number = _number(value)
+            if number is not None:
                 values.append(number)
     return dict(found) or None
+
+
+def _number(text: str) -> int | float | bool | None:
+    """As SQLite and Milvus have it: 64 bits, beyond them a float."""
+    try:
+        found = json.loads(text)
+        if not isinstance(found, bool | int | float) or not math.isfinite(found):
+            return None
+        return found if -_BEYOND <= found < _BEYOND else float(found)
+    except (ValueError, OverflowError, RecursionError):
+        return None
 
 
 def to_sql(found: Clauses) -> tuple[str, list[Any]]:
@@ -123,10 +133,12 @@ def _check(name: str, value: object) -> None:
         fits = isinstance(value, str) or (value is None and name == "label")
     else:
         fits = value is None or isinstance(value, str | int | float | bool)
+    if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
+        fits = False
     if not fits:
-        raise CouceError(f"a filter's value for {name} cannot be {value!r}")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise CouceError(f"a filter's value for {name} is not text: {value!r}") from None
+        raise CouceError(f"a filter's value for {name!r} cannot be {value!r}")
+    try:
+        name.encode()
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise CouceError(f"a filter's value for {name!r} is not text: {value!r}") from None

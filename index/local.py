@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from sqlite3 import Connection
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,12 +21,14 @@ from couce.index.base import (
     Block,
     Hit,
     Item,
+    Mode,
     NewItem,
     check_model,
     check_window,
     stacked,
     unit_rows,
 )
+from couce.index.catalog import NAME as CATALOG
 from couce.index.catalog import Catalog
 from couce.index.compaction import compact, due, settle, sweep
 from couce.index.filters import Filter, clauses
@@ -36,12 +38,16 @@ from couce.index.memory import ATTEMPTS, Memory, Moment, Say, file_fault
 
 
 class LocalIndex:
-    """An index in a folder; made when it is opened for writing and not there."""
+    """An index in a folder; made when it is opened for writing and not there.
+
+    Opened to ``share``, it writes beside other processes that share it: each change is a transaction of
+    the catalog, whose order SQLite keeps, and whoever finds a compaction due takes the writer's lock for it.
+    """
 
     def __init__(
         self,
         folder: Path,
-        mode: Literal["read", "write"] = "read",
+        mode: Mode = "read",
         model_hash: str | None = None,
         dim: int | None = None,
         say: Say = lambda _: None,
@@ -50,6 +56,7 @@ class LocalIndex:
         self.folder, self._say, self._background = folder, say, background
         self.dim: int | None = None
         self.model_hash: str | None = None
+        self._writes = mode != "read"
         self._lock: WriterLock | None = None
         self._compacting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -58,10 +65,10 @@ class LocalIndex:
         if mode == "write":
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(folder / "writer.lock")
-        elif not folder.is_dir():
+        elif not (folder / CATALOG).exists() or not (folder / CATALOG).stat().st_size:
             raise CouceError(f"there is no index in {folder}; `couce index build` makes one")
         try:
-            self._catalog = Catalog(folder, mode == "write")
+            self._catalog = Catalog(folder, self._writes)
             self._adopt(model_hash, dim)
             if mode == "write":
                 self._mend()
@@ -259,7 +266,7 @@ class LocalIndex:
         check_model(str(self.folder), found.model_hash, found.dim, model_hash, dim)
         self.model_hash = found.model_hash or model_hash
         self.dim = found.dim or dim
-        if self._lock is not None and (self.model_hash, self.dim) != (found.model_hash, found.dim):
+        if self._writes and (self.model_hash, self.dim) != (found.model_hash, found.dim):
             with self._catalog.writing() as (db, _):
                 db.execute("UPDATE state SET model_hash = ?, dim = ?", (self.model_hash, self.dim))
 
@@ -311,7 +318,17 @@ class LocalIndex:
 
     def _compact_quietly(self) -> None:
         try:
-            self.compact(fresh=False)
+            if self._lock is not None:
+                self.compact(fresh=False)
+                return
+            try:
+                lock = WriterLock(self.folder / "writer.lock")
+            except CouceError:  # another process is at it, or will be
+                return
+            try:
+                compact(self.folder, self._catalog, self.structure(), fresh=False)
+            finally:
+                lock.release()
         except Exception as error:  # told now, and raised by wait()
             self._fault = error
             self._say(f"compaction failed: {error}")

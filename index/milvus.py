@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,7 @@ from couce.index.base import (
     Block,
     Hit,
     Item,
+    Mode,
     NewItem,
     check_model,
     check_window,
@@ -62,7 +63,7 @@ class MilvusIndex:
     def __init__(
         self,
         address: str,
-        mode: Literal["read", "write"] = "read",
+        mode: Mode = "read",
         model_hash: str | None = None,
         dim: int | None = None,
         kind: str | None = None,
@@ -71,11 +72,10 @@ class MilvusIndex:
         self._mode, self._kind = mode, kind
         self._call = Calls(self.address.uri)
         self._client = self._connect()
-        self._there = False
+        self._found = False
         self.model_hash, self.dim = model_hash, dim
         try:
-            self._look()
-            if mode == "read" and not self._there:
+            if not self._there and mode != "write":
                 raise CouceError(
                     f"there is no collection at {self.address}; `couce index build --to` makes one"
                 )
@@ -251,11 +251,17 @@ class MilvusIndex:
                 timeout=address.timeout,
             )
 
+    @property
+    def _there(self) -> bool:
+        """Asked anew until it is: another process may make it at any time."""
+        if not self._found:
+            self._look()
+        return self._found
+
     def _look(self) -> None:
         """What the server says of the collection, if it is there."""
         client = self._client
-        self._there = self._call(lambda: client.has_collection(self._name, timeout=self._timeout))
-        if not self._there:
+        if not self._call(lambda: client.has_collection(self._name, timeout=self._timeout)):
             return
         found = self._call(lambda: client.describe_collection(self._name, timeout=self._timeout))
         fields = {field["name"]: field for field in found["fields"]}
@@ -270,6 +276,7 @@ class MilvusIndex:
         self.model_hash, self.dim = about.get("model_hash"), dim
         self._type = self._index_type()
         self._call(lambda: client.load_collection(self._name, timeout=max(60, self._timeout)))
+        self._found = True
 
     def _make(self, dim: int) -> None:
         """The collection, if it is not there."""
@@ -307,8 +314,7 @@ class MilvusIndex:
         try:
             self._call(create)
         except CouceError:
-            self._look()  # another worker may have been quicker
-            if not self._there:
+            if not self._there:  # else another worker was quicker
                 raise
         self._look()
 
@@ -378,7 +384,7 @@ class MilvusIndex:
         ]
 
     def _check_writing(self) -> None:
-        if self._mode != "write":
+        if self._mode == "read":
             raise CouceError(f"{self.address} is open for reading; open it with mode='write'")
 
 

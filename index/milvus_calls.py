@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TypeVar
 
-from couce.errors import CouceError
+from couce.errors import CouceError, StorageError
 
 _TRIES = 5
 
@@ -59,11 +59,11 @@ class Calls:
             raise kind(f"Milvus at {self._uri} refused: {reason}") from error
 
 
-class _AwayError(CouceError):
+class _AwayError(StorageError):
     """Nobody answers."""
 
 
-class _PassingError(CouceError):
+class _PassingError(StorageError):
     """May be gone in a moment."""
 
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 from couce.errors import CouceError, unknown_name
-from couce.index.base import Index
+from couce.index.base import Index, Mode
 from couce.index.local import LocalIndex
 
-MODES = ("read", "write")
+MODES = get_args(Mode)
 
 
 def open_index(
     address: str | Path,
-    mode: Literal["read", "write"] = "read",
+    mode: Mode = "read",
     model_hash: str | None = None,
     dim: int | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -28,7 +28,8 @@ def open_index(
             hits = index.search(embedder.embed(["bird.jpg"]), k=10, filter={"label": "wren"})
 
     Args:
-        mode: ``write`` makes the index where there is none. A folder has one writer at a time.
+        mode: ``write`` makes the index where there is none. A folder has one writer at a time. ``share``
+            changes an index that is there beside other processes that share it: what servers do.
         model_hash: sha256 of the model that embeds; an index of another model is refused.
         dim: length of its embeddings, for an index that is to be made.
         say: is told, in a line, what was mended.

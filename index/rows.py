@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from couce.errors import CouceError
+from couce.errors import CouceError, StorageError
 from couce.index.base import Item, Vectors, metadata_json
 from couce.index.filters import Clauses, to_sql
 from couce.index.paths import paths_json, paths_of
@@ -210,7 +210,7 @@ def _blocks(rows: sqlite3.Cursor, dim: int) -> Iterator[tuple[Numbers, Vectors]]
     while block := rows.fetchmany(BLOCK):
         vectors = np.frombuffer(b"".join(row[1] for row in block), np.float32)
         if vectors.size != len(block) * dim:
-            raise CouceError(
+            raise StorageError(
                 "a vector in the catalog is damaged: it has another length;"
                 " `couce index verify` names it"
             )

@@ -22,46 +22,51 @@ def make_model(tmp_path: Path) -> MakeModel:
 
     ``batch``, ``kind`` and ``info`` change its input's first dimension and type and its description.
     """
+    return lambda name="model.onnx", **options: _write_model(tmp_path / name, **options)
 
-    def make(
-        name: str = "model.onnx",
-        describe: bool = True,
-        batch: int | str = "batch",
-        kind: int = TensorProto.UINT8,
-        **info: Any,
-    ) -> Path:
-        rng = np.random.default_rng(0)
-        matrix = rng.standard_normal((CROP * CROP * 3, DIM)).astype(np.float32)
-        shape = [batch, CROP, CROP, 3] if kind == TensorProto.UINT8 else [batch, 3, CROP, CROP]
-        graph = helper.make_graph(
-            [
-                helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
-                helper.make_node("Flatten", ["floats"], ["flat"]),
-                helper.make_node("MatMul", ["flat", "matrix"], ["embedding"]),
-            ],
-            "projection",
-            [helper.make_tensor_value_info("image", kind, shape)],
-            [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, [batch, DIM])],
-            [numpy_helper.from_array(matrix, "matrix")],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        if describe:
-            values = {
-                "input": "uint8" if kind == TensorProto.UINT8 else "float",
-                "precision": "fp32",
-                "backbone": "projection",
-                "dim": DIM,
-                "preprocess": Preprocess(resize=CROP, crop=CROP).to_dict(),
-                "weights": "0" * 64,
-                "dataset": "none",
-                "metrics": {},
-                "licence": "none",
-                "couce": "0",
-            }
-            described = ModelInfo.model_construct(**{"format": 1, **values, **info})
-            helper.set_model_props(model, described.to_metadata())
-        path = tmp_path / name
-        onnx.save(model, path)
-        return path
 
-    return make
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for whoever starts something that several tests share."""
+    return _write_model(tmp_path_factory.mktemp("small") / "model.onnx")
+
+
+def _write_model(
+    path: Path,
+    describe: bool = True,
+    batch: int | str = "batch",
+    kind: int = TensorProto.UINT8,
+    **info: Any,
+) -> Path:
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((CROP * CROP * 3, DIM)).astype(np.float32)
+    shape = [batch, CROP, CROP, 3] if kind == TensorProto.UINT8 else [batch, 3, CROP, CROP]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Flatten", ["floats"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "matrix"], ["embedding"]),
+        ],
+        "projection",
+        [helper.make_tensor_value_info("image", kind, shape)],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, [batch, DIM])],
+        [numpy_helper.from_array(matrix, "matrix")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    if describe:
+        values = {
+            "input": "uint8" if kind == TensorProto.UINT8 else "float",
+            "precision": "fp32",
+            "backbone": "projection",
+            "dim": DIM,
+            "preprocess": Preprocess(resize=CROP, crop=CROP).to_dict(),
+            "weights": "0" * 64,
+            "dataset": "none",
+            "metrics": {},
+            "licence": "none",
+            "couce": "0",
+        }
+        described = ModelInfo.model_construct(**{"format": 1, **values, **info})
+        helper.set_model_props(model, described.to_metadata())
+    onnx.save(model, path)
+    return path

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from couce.method import MethodSettings
-from couce.train.settings import TrainSettings
+from couce.train.settings import TrainSettings, resolve
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,6 +36,21 @@ def test_every_setting_is_documented_with_its_default() -> None:
         for name, value in values.items()
     }
     assert documented == actual
+
+
+def test_what_couce_plus_changes_is_documented() -> None:
+    text = (ROOT / "docs" / "method.md").read_text().split("## `couce-plus`")[1]
+    rows = re.findall(r"^\| (\w+\.\w+) \| (\S+) \| (\S+) \|", text, flags=re.MULTILINE)
+    paper, plus = (resolve("cub", method=name).model_dump() for name in ("couce", "couce-plus"))
+    changed = {
+        f"{group}.{name}": (str(value), str(plus[group][name]))
+        for group in MethodSettings.model_fields
+        for name, value in paper[group].items()
+        if value != plus[group][name]
+    }
+    assert {name: (before, after) for name, before, after in rows} == changed
+    own = TrainSettings.model_fields.keys() - MethodSettings.model_fields.keys()
+    assert all(paper[name] == plus[name] for name in own)  # the training is the same
 
 
 def test_every_setting_of_training_is_documented_with_its_default() -> None:

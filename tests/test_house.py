@@ -57,7 +57,7 @@ def test_the_shared_room_imports_no_other_but_in_commands() -> None:
 def modules_of_serving() -> list[str]:
     """All of index/ and server/, and what of the shared room they may use."""
     names = (
-        *("cli", "config", "cores", "doctor", "durable", "embedder", "engines", "errors"),
+        *("cli", "client", "config", "cores", "doctor", "durable", "embedder", "engines", "errors"),
         *("files", "metrics", "model_info", "onnx_scan", "preprocess"),
     )
     shared = ["couce", *(f"couce.{name}" for name in names)]
@@ -108,6 +108,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
         assert "couce = couce.cli:main" in archive.read(f"{folder}/entry_points.txt").decode()
     expected = {"couce/py.typed"}
+    expected |= {f"couce/server/page/{path.name}" for path in (ROOT / "server/page").iterdir()}
     for room in ("couce", *ROOMS):
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).parts

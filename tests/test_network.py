@@ -38,10 +38,10 @@ def test_views_equal_two_passes_of_which_the_second_leaves_no_trace(training: bo
     m, m_tilde = together.views(images(), seeded(msrci))
 
     hidden = apart.backbone.stage1(images())
-    expected = apart._embed(apart.backbone.stage2(hidden))
+    expected = apart.embed_maps(apart.backbone.stage2(hidden))
     clean = statistics(apart)
     intervened = seeded(msrci)(hidden)
-    expected_tilde = apart._embed(apart.backbone.stage2(intervened))
+    expected_tilde = apart.embed_maps(apart.backbone.stage2(intervened))
 
     torch.testing.assert_close(m, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(m_tilde, expected_tilde, rtol=1e-4, atol=1e-5)
@@ -97,9 +97,9 @@ def test_pooling() -> None:
     features = torch.randn(2, 128, 3, 5)
     average, both = network(), network(pooling="avg+max")
     flat = features.flatten(2)
-    torch.testing.assert_close(average._embed(features), average.head(flat.mean(2)))
+    torch.testing.assert_close(average.embed_maps(features), average.head(flat.mean(2)))
     pooled = flat.mean(2) + flat.max(2).values
-    torch.testing.assert_close(both._embed(features), both.head(pooled))
+    torch.testing.assert_close(both.embed_maps(features), both.head(pooled))
     with pytest.raises(CouceError, match="known: avg, avg"):
         network(pooling="max")
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from PIL import Image
 
 from couce.preprocess import open_image
-from couce.train.data.demo import PIXELS, write_demo
+from couce.train.data.demo import write_demo
+from couce.train.data.drawing import PIXELS
 from couce.train.session import Data, train
 from couce.train.settings import resolve
 

@@ -8,6 +8,7 @@ import typer
 
 from couce import __version__
 from couce.cli.analyze import analyze
+from couce.cli.audit import audit
 from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
@@ -15,6 +16,9 @@ from couce.cli.embed import embed
 from couce.cli.evaluate import evaluate
 from couce.cli.export import export
 from couce.cli.index import index
+from couce.cli.key import key
+from couce.cli.search import search
+from couce.cli.serve import serve
 from couce.cli.train import train
 from couce.errors import CouceError
 
@@ -30,9 +34,13 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(audit)
 app.command()(export)
 app.command()(embed)
 app.add_typer(index, name="index")
+app.command()(serve)
+app.command()(search)
+app.add_typer(key, name="key")
 app.add_typer(data, name="data")
 app.add_typer(analyze, name="analyze")
 app.command()(doctor)
@@ -56,10 +64,13 @@ def _options(
 # Which extra brings a module that a command may find missing.
 _EXTRAS = {
     "faiss": "cpu",
+    "matplotlib": "analysis",
     "onnxruntime": "cpu",
     "onnx": "train",
     "pytorch_metric_learning": "train",
     "safetensors": "train",
+    "scipy": "train",
+    "sklearn": "analysis",
     "torch": "train",
     "torchvision": "train",
 }

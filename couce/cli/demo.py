@@ -8,8 +8,12 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to put pictures and runs.")] = Path("demo"),
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the trainings.")] = 0,
+    serve: Annotated[
+        bool, typer.Option("--serve/--no-serve", help="Whether to serve search at the end.")
+    ] = True,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="To serve at.")] = 8000,
 ) -> None:
-    """Walk the road on the embedded data set."""
+    """Walk the road on the embedded data set, to a search that is served."""
     from rich.console import Console
 
     from couce.embedder import Embedder
@@ -41,8 +45,13 @@ def demo(
         (hits,) = found.search(embedder.embed(gallery[:1]), k=11)
     draw_grid(gallery[0], hits).save(out / "search.png")
     console.print(f"What was found is in {out / 'search.png'}", soft_wrap=True)
+    if serve:
+        from couce.server.run import serve as run
+        from couce.server.settings import ServerSettings
+
+        run(ServerSettings(model=model, index=str(index), port=port), typer.echo)
     console.print(
-        f"Next: couce index search IMAGE --model {model} --index {index}; or couce train PATH, on"
-        " your own pictures in a folder for each class",
+        f"Next: couce serve --model {model} --index {index}; or couce train PATH, on your own pictures"
+        " in a folder for each class",
         soft_wrap=True,
     )

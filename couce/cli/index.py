@@ -66,8 +66,9 @@ def build(
         provider,
         prepared(preparation),
     )
-    option = "" if address == "index" else f" --index {address}"
-    typer.echo(f"Next: couce index search IMAGE{option}")
+    options = "" if address == "index" else f" --index {address}"
+    options += "" if model == Path("model.onnx") else f" --model {model}"
+    typer.echo(f"Next: couce serve{options}, or couce index search IMAGE{options}")
     if strict and summary.faults:
         raise typer.Exit(1)
 

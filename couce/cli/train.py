@@ -8,7 +8,9 @@ def train(
     dataset: Annotated[
         str, typer.Argument(help="cub, cars, sop, demo, or a folder or CSV list.")
     ] = "demo",
-    method: Annotated[str, typer.Option(help="base, odba, msrci, odba+msrci or couce.")] = "couce",
+    method: Annotated[
+        str, typer.Option(help="base, odba, msrci, odba+msrci, couce or couce-plus.")
+    ] = "couce",
     preset: Annotated[str, typer.Option(help="paper, or cpu: lighter in all.")] = "paper",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     assign: Annotated[

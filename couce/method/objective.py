@@ -93,7 +93,10 @@ class CouCE(nn.Module):
                 if second is not None:  # like is compared with like: both projected, or neither
                     views = (m, self.odba.project(second))
 
-        parts = {"dml": self.loss(m, labels)}
+        base = self.loss(m, labels)
+        if views[1] is not None and settings.msrci.supervise == "both":
+            base = (base + self.loss(views[1], labels)) / 2
+        parts = {"dml": base}
         if orth is not None:
             parts["orth"] = orth
         if views[1] is not None:

@@ -35,6 +35,8 @@ class MSRCISettings(Settings):
     # kl: on proxy similarities. l2: mean squared error between the embeddings.
     invariance: Literal["kl", "l2"] = "kl"
     stop_gradient: bool = True
+    # both: the base loss is the mean of its values on the clean and on the intervened embeddings.
+    supervise: Literal["clean", "both"] = "clean"
 
 
 class CovarianceSettings(Settings):

@@ -47,7 +47,7 @@ def test_the_road_of_a_gallery(tmp_path: Path, model: Path, gallery: Path, couce
     assert "14 images: 12 added" in said
     assert "not read: " in said
     assert "broken.png: the image is not an image in a known format" in said
-    assert said.splitlines()[-1] == "Next: couce index search IMAGE"
+    assert said.splitlines()[-1] == "Next: couce serve, or couce index search IMAGE"
     embedder = Embedder(model)
     with open_index(tmp_path / "index") as index:
         assert index.model_hash == embedder.hash

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from couce.errors import CouceError
-from couce.index import open_index
+from couce.index import NewItem, open_index
 from couce.index.milvus_address import MilvusAddress
 
 from .conftest import Couce, nearest, numbered, unit
@@ -107,6 +107,19 @@ def test_index_types(milvus: str, kind: str) -> None:
         (hits,) = index.search(rows[:1], 5)
         assert [hit.id for hit in hits] == nearest(rows, rows[0], 5, range(200))
         index._client.drop_collection(name)  # type: ignore[attr-defined]
+
+
+def test_a_collection_that_another_process_makes_is_seen(milvus: str) -> None:
+    """Servers are started before there is anything; each must find what any of them is given."""
+    address = f"{milvus}/s{uuid.uuid4().hex}"
+    with (
+        open_index(address, "write", "m", 2) as early,
+        open_index(address, "write", "m", 2) as late,
+    ):
+        assert (len(early), early.search([[1.0, 0.0]])) == (0, [[]])
+        late.add([NewItem([1.0, 0.0], id="a")])
+        assert [hit.id for hit in early.search([[1.0, 0.0]])[0]] == ["a"]
+        assert len(early) == 1
 
 
 @pytest.mark.usefixtures("model")

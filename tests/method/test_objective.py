@@ -139,6 +139,17 @@ def test_l2_invariance_is_the_mean_squared_error_of_the_embeddings() -> None:
     assert actual.item() == pytest.approx(sum(squares) / len(squares))
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_supervising_both_views_is_the_mean_of_the_base_loss_on_each(loss: str) -> None:
+    m, m_tilde = views()
+    both = objective(loss, msrci={"supervise": "both"})
+    apart = [objective(loss)(view, LABELS, m_tilde).parts["dml"].item() for view in (m, m_tilde)]
+    assert abs(apart[0] - apart[1]) > 1e-3  # the views differ, so that the mean is neither
+    out = both(m, LABELS, m_tilde)
+    assert out.parts["dml"].item() == pytest.approx(sum(apart) / 2)
+    assert out.parts["inv"].item() == pytest.approx(evaluate(objective(loss)).parts["inv"].item())
+
+
 @pytest.mark.parametrize("invariance", ["kl", "l2"])
 def test_stop_gradient_changes_the_gradient_not_the_value(invariance: str) -> None:
     gradients, values = [], []

@@ -1,6 +1,8 @@
 """Studies for real: runs that are kept, and what they are summarised to."""
 
 import json
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -9,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from couce.backbones import BACKBONES
 from couce.errors import CouceError
+from couce.losses import build_loss
 from couce.train.analysis.confounding import analyse, variances
+from couce.train.analysis.runs import open_run
 from couce.train.analysis.study import Spread, cells, run_cells
 from couce.train.data.demo import example_of, read_plan, write_demo
+from couce.train.settings import resolve
 
 SMALL = ["dim=16", "batch_classes=6", "batch_images=2", "epochs=1"]
 
@@ -28,7 +34,14 @@ def study(pictures: Path, out: Path, *more: str) -> subprocess.CompletedProcess[
         "--data",
         str(pictures),
     ]
-    command += ["--out", str(out), *(f"--set={value}" for value in SMALL), *more]
+    command += [
+        "--out",
+        str(out),
+        "--report",
+        str(out / "report"),
+        *(f"--set={value}" for value in SMALL),
+        *more,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -51,6 +64,9 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert row["mean"] == pytest.approx(sum(found) / 2)
     assert row["deviation"] == pytest.approx(statistics.stdev(found))
     assert f"{100 * row['mean']:.1f}±" in done.stdout
+    section = json.loads((out / "report" / "ablation.json").read_text())
+    assert section["values"]["rows"] == content["rows"]
+    assert (out / "report" / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     # Again: nothing is trained anew. One run was interrupted: it alone goes on.
     logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
@@ -64,7 +80,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert json.loads((out / "ablation.json").read_text())["rows"] == content["rows"]
 
     # What the embedding of one of them is made of.
-    made_of = analyse(out / content["runs"][1]["name"])
+    made_of = analyse(open_run(out / content["runs"][1]["name"]))
     assert set(made_of.train.shares) == {"class", "background", "light"}
     assert all(0 <= share <= 1 for share in made_of.test.shares.values())
     assert made_of.gate is not None
@@ -79,8 +95,8 @@ def test_held_out_classes_are_no_part_of_the_analysis(tmp_path: Path) -> None:
         pictures, tmp_path / "out", "--methods=odba", "--seeds=1", "--validate-classes=0.2"
     )
     assert done.returncode == 0, done.stderr
-    (run,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
-    assert analyse(run).gate is not None
+    (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "last.pt").exists())
+    assert analyse(open_run(run)).gate is not None
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
@@ -103,6 +119,38 @@ def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: P
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_documented_ablation_can_be_trained() -> None:
+    """The table of commands in docs/analysis.md: each value of each is a setting that is accepted."""
+    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text()
+    commands = re.findall(r"`(couce analyze ablation [^`]*)`", text)
+    keys = set()
+    for command in commands:
+        words = shlex.split(command)[3:]
+        options = dict(zip(words[1::2], words[2::2], strict=True))
+        methods = options.get("--methods", "base,odba,msrci,odba+msrci,couce").split(",")
+        over = [options["--over"]] if "--over" in options else []
+        keys |= {each.partition("=")[0] for each in over}
+        points = cells([words[0]], [], methods, 1, over)
+        found = [
+            resolve(
+                words[0],
+                method=cell.method,
+                assignments=[s.removeprefix("--set=") for s in cell.settings if "--set=" in s],
+            )
+            for cell in points
+        ]
+        assert len({each.to_toml() for each in found}) == len(points)  # and no two are the same
+        for each in found:
+            build_loss(each.loss, 2, 8)
+            assert each.split is None or each.split in BACKBONES[each.backbone].points
+    assert keys == {
+        *("backbone", "loss", "split", "odba.capacity", "odba.threshold", "odba.momentum"),
+        *("odba.gating", "odba.detach", "odba.mode", "odba.weight", "odba.branches"),
+        *("msrci.bands", "msrci.strongest", "msrci.invariance", "msrci.stop_gradient"),
+        *("msrci.schedule", "msrci.temperature", "msrci.weight", "covariance.weight"),
+    }
 
 
 def test_other_arguments_are_another_run() -> None:

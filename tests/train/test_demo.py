@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from couce.client import Client
 from couce.errors import CouceError
-from couce.train.data.demo import BACKGROUNDS, LIGHTS, THINGS, draw, examples, write_demo
+from couce.train.data.demo import draw, examples, write_demo
+from couce.train.data.drawing import BACKGROUNDS, LIGHTS, THINGS
 
 
 def share_in_the_commonest_surroundings(confounding: float, half: str) -> float:
@@ -88,10 +91,23 @@ def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, recipe: str | N
 
 
 def test_the_command_runs_the_road(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "couce", "demo", "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "base loss" in done.stdout
-    assert "MAP@R" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("Next: ")
+    command = [sys.executable, "-u", "-m", "couce", "demo", "--epochs", "1", "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("Serving at"):
+            image = next((tmp_path / "demo" / "pictures" / "test").rglob("*.png"))
+            hits = Client(line.split()[2]).search(image, k=1).hits
+            assert hits[0].label == image.parent.name
+            process.send_signal(signal.SIGINT)
+    assert process.wait() == 0
+    process.stdout.close()
+    assert "base loss" in "".join(said)
+    assert "MAP@R" in "".join(said)
+    assert said[-1].startswith("Next: ")
     with Image.open(tmp_path / "demo" / "pictures.png") as sheet:
         assert len(sheet.resize((32, 32)).getcolors(1024) or []) > 100

@@ -1,13 +1,20 @@
-"""`couce analyze ablation`: methods side by side, over seeds and any setting (paper, Table ablation)."""
+"""`couce analyze ablation`: methods side by side, over seeds and any setting.
+
+The paper's Tables ablation_main and generality, its figure of sensitivity, and all tables of its appendix
+that train anew: docs/analysis.md lists the command of each.
+"""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from matplotlib.axes import Axes
+from PIL import Image
 
 from couce.errors import unknown_name
+from couce.train.analysis.plots import draw, grouped
+from couce.train.analysis.section import Section, Table
 from couce.train.analysis.study import Cell, Spread, cells, run_cells, summarise
 from couce.train.settings import METHODS
 
@@ -55,13 +62,76 @@ def ablation(
     return rows
 
 
+def ablation_section(
+    rows: dict[str, dict[str, Spread]], seeds: int, over: Sequence[str]
+) -> Section:
+    """The table, and a picture of R@1 and MAP@R: over a setting if one was gone through."""
+    return Section(
+        name="ablation",
+        title="Methods side by side" + (f", over {' and '.join(over)}" if over else ""),
+        about=(
+            f"Test half, last epoch, in percent: mean ± sample deviation over {seeds} seeds. The last epoch,"
+            " not the best one: choosing by the test half would flatter all of them. With few seeds a"
+            " difference smaller than the spreads is no difference."
+        ),
+        tables=[spread_table(rows)],
+        pictures=[(_picture(rows, over), "Mean, and one deviation either way.")],
+        values={
+            "seeds": seeds,
+            "over": list(over),
+            "rows": {row: dict(metrics) for row, metrics in rows.items()},
+        },
+    )
+
+
+def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.Image:
+    # A row's name is its settings, then its method.
+    points = [(name.rpartition(" ")[0], name.rpartition(" ")[2]) for name in rows]
+    if over:
+        names = list(dict.fromkeys(point for point, _ in points))
+        series = list(dict.fromkeys(method for _, method in points))
+    else:
+        names, series = list(rows), [""]
+    one_key = len(over) == 1
+    labels = [name.partition("=")[2] if one_key else name for name in names]
+
+    def paint(panels: list[Axes]) -> None:
+        for panel, metric in zip(panels, ("R@1", "MAP@R"), strict=True):
+            found = {
+                method: [rows[f"{name} {method}".strip()][metric] for name in names]
+                for method in series
+            }
+            grouped(
+                panel,
+                labels,
+                {method: [100 * v.mean for v in values] for method, values in found.items()},
+                {
+                    method: [
+                        (100 * (v.mean - v.deviation), 100 * (v.mean + v.deviation)) for v in values
+                    ]
+                    for method, values in found.items()
+                },
+                lines=one_key,
+            )
+            panel.set(title=f"{metric}, %", xlabel=over[0].partition("=")[0] if one_key else "")
+        if len(series) > 1:
+            panels[0].legend(fontsize=8)
+
+    return draw(paint, columns=2)
+
+
 def spread_table(rows: dict[str, dict[str, Spread]]) -> Table:
     """The paper's five metrics in percent, mean ± spread, a row each."""
-    table = Table()
-    table.add_column("", no_wrap=True)
-    for metric in METRICS:
-        table.add_column(metric, justify="right", no_wrap=True)
-    for name, metrics in rows.items():
-        found = (metrics[metric] for metric in METRICS)
-        table.add_row(name, *(f"{100 * v.mean:.1f}±{100 * v.deviation:.1f}" for v in found))
-    return table
+    return Table(
+        columns=("", *METRICS),
+        rows=tuple(
+            (
+                name,
+                *(
+                    f"{100 * v.mean:.1f}±{100 * v.deviation:.1f}"
+                    for v in map(metrics.__getitem__, METRICS)
+                ),
+            )
+            for name, metrics in rows.items()
+        ),
+    )

@@ -7,26 +7,22 @@ correlation, over the channels, with what each factor explains shows what it rea
 the gradients that reach the embeddings show what the terms of the objective weigh beside each other.
 """
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from couce.checkpoint import load_network
 from couce.errors import CouceError
-from couce.losses import build_loss
-from couce.method import CouCE
-from couce.network import EmbeddingNetwork, Normalise
+from couce.network import Normalise
+from couce.train.analysis.runs import Run, embed_split
+from couce.train.analysis.section import Section, Table
 from couce.train.batches import balanced_epoch, training_batches
-from couce.train.data import open_dataset
 from couce.train.data.base import Split
 from couce.train.data.demo import example_of, read_plan
-from couce.train.evaluate import embed
 from couce.train.images import ImageStore
-from couce.train.settings import TrainSettings
 
 FACTORS = ("class", "background", "light")
 
@@ -43,21 +39,16 @@ class Confounding(NamedTuple):
     gradients: dict[str, float]  # norm of each weighted term's gradient, beside the base loss's
 
 
-def analyse(run: Path) -> Confounding:
+def analyse(run: Run) -> Confounding:
     """Of the run's last epoch."""
-    network, preprocess, content = load_network(run / "last.pt")
-    settings = TrainSettings.parse(content["settings"])
-    if content["data"]["name"] != "demo":
-        raise CouceError(f"{run} was not trained on the demo set, whose backgrounds are known")
-    data = open_dataset(**content["data"])
-    learned = np.isin(data.train.names, content["classes"])  # others were held out
-    train = data.train.select(learned[data.train.labels])
-    objective = _objective(settings, content, len(train.names))
-    gate = None if objective.odba is None else objective.odba.gate.numpy()
-    plan = read_plan(data.root)
+    if run.data.name != "demo":
+        raise CouceError(f"{run.name} was not trained on the demo set, whose backgrounds are known")
+    odba = run.objective.odba
+    gate = None if odba is None else odba.gate.numpy()
+    plan = read_plan(run.data.root)
 
     def explain(split: Split) -> Explained:
-        rows, _ = embed(network, ImageStore(split, preprocess, workers=2), torch.device("cpu"))
+        rows, split = embed_split(run, split)
         shown = [example_of(path, plan) for path in split.paths]
         groups = ([e.label for e in shown], [e.background for e in shown], [e.light for e in shown])
         shares, by_channel = {}, {}
@@ -70,12 +61,11 @@ def analyse(run: Path) -> Confounding:
         correlation = {f: float(np.corrcoef(gate, by_channel[f])[0, 1]) for f in FACTORS}
         return Explained(shares, correlation)
 
-    store = ImageStore(train, preprocess, workers=2)
     return Confounding(
-        train=explain(train),
-        test=explain(data.test),
+        train=explain(run.learned),
+        test=explain(run.data.test),
         gate=None if gate is None else (gate.min(), float(np.median(gate)), gate.max()),
-        gradients=_gradients(network, objective, store, settings),
+        gradients=_gradients(run),
     )
 
 
@@ -97,23 +87,15 @@ def variances(
     return between, rows.var(axis=0)
 
 
-def _objective(settings: TrainSettings, content: dict[str, Any], classes: int) -> CouCE:
-    loss = build_loss(settings.loss, classes, settings.dim, **settings.loss_options)
-    objective = CouCE(loss, settings)
-    objective.load_state_dict(content["objective"])
-    return objective.eval()  # nothing is enqueued by looking
-
-
-def _gradients(
-    network: EmbeddingNetwork, objective: CouCE, store: ImageStore, settings: TrainSettings
-) -> dict[str, float]:
-    labels = store.split.labels
+def _gradients(run: Run) -> dict[str, float]:
+    settings, objective, labels = run.settings, run.objective, run.learned.labels
+    store = ImageStore(run.learned, run.preprocess, workers=2)
     plan = balanced_epoch(labels, settings.batch_classes, settings.batch_images, 0, 0)[:1]
     (batch,) = training_batches(store, labels, plan, 0, 0)
-    images = Normalise(store.preprocess)(torch.from_numpy(batch.pixels))
-    network.eval()
+    images = Normalise(run.preprocess)(torch.from_numpy(batch.pixels)).to(run.device)
     with torch.no_grad():
-        m, m_tilde = network.views(images, objective.intervention)
+        m, m_tilde = run.network.views(images, objective.intervention)
+    m, m_tilde = m.cpu(), None if m_tilde is None else m_tilde.cpu()
     m.requires_grad_(True)
     parts: dict[str, Tensor] = objective.parts(m, torch.from_numpy(batch.labels), m_tilde)
     norms = {
@@ -122,3 +104,45 @@ def _gradients(
         for name, part in parts.items()
     }
     return {name: norm / norms["dml"] for name, norm in norms.items()}
+
+
+def confounding(runs: Sequence[Run]) -> Section:
+    found = {run.name: analyse(run) for run in runs}
+    rows = []
+    for name, each in found.items():
+        gate = "" if each.gate is None else " ".join(f"{value:.2f}" for value in each.gate)
+        gradients = " ".join(f"{n} {v:.4f}" for n, v in each.gradients.items() if n != "dml")
+        for half, explained in (("train", each.train), ("test", each.test)):
+            cells = (
+                f"{100 * explained.shares[factor]:.0f}"
+                + ("" if explained.gate is None else f" ({explained.gate[factor]:+.2f})")
+                for factor in FACTORS
+            )
+            last = (gate, gradients) if half == "train" else ("", "")
+            rows.append((name if half == "train" else "", half, *cells, *last))
+    return Section(
+        name="confounding",
+        title="What embeddings of the demo set are made of",
+        about=(
+            "The share of the embeddings' variance, in percent, that class, background and light"
+            " explain (η²);"
+            " in brackets the correlation, over the channels, of ODBA's gate with what each explains. Gate:"
+            " its least, middle and largest value. Gradients: the norm of each weighted term's on the"
+            " embeddings, beside the base loss's."
+        ),
+        tables=[
+            Table(
+                columns=("run", "half", *FACTORS, "gate", "gradients / base loss's"),
+                rows=tuple(rows),
+            )
+        ],
+        values={
+            name: {
+                "train": each.train,
+                "test": each.test,
+                "gate": each.gate,
+                "gradients": each.gradients,
+            }
+            for name, each in found.items()
+        },
+    )

@@ -1,0 +1,135 @@
+"""API keys: who may read, and who may also change the gallery.
+
+A key is 256 random bits, so its plain sha256 at rest cannot be guessed back, unlike a password's.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from couce.config import Settings
+from couce.durable import replace_file
+from couce.errors import CouceError, StorageError
+
+NAME = "keys.json"
+Role = Literal["read", "admin"]
+
+
+class Key(Settings):
+    name: str = Field(min_length=1, max_length=64)
+    role: Role
+    sha256: str
+    rate: float | None = Field(None, gt=0)  # requests a second
+    made: float
+
+
+class _File(Settings):
+    entries: tuple[Key, ...] = ()
+
+
+class Keys:
+    """The keys of a file, read again whenever it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, int] | None = None
+        self._keys: tuple[Key, ...] = ()
+        self.all()
+
+    @classmethod
+    def in_folder(cls, state: Path) -> "Keys":
+        return cls(state / NAME)
+
+    def all(self) -> tuple[Key, ...]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            self._stamp, self._keys = None, ()
+            return ()
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if stamp != self._stamp:
+            try:
+                self._keys = _File.model_validate_json(self.path.read_bytes()).entries
+            except ValidationError:
+                raise StorageError(
+                    f"{self.path} is damaged; put it back from a copy, or delete it and make new keys"
+                ) from None
+            self._stamp = stamp
+        return self._keys
+
+    def find(self, token: str) -> Key | None:
+        """Every key is compared, in constant time: how long it takes says nothing."""
+        digest = _digest(token)
+        found = None
+        for key in self.all():
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
+        return found
+
+    def make(self, name: str, role: str, rate: float | None = None) -> str:
+        """A new key, which is told once and kept only as its hash."""
+        if any(key.name == name for key in self.all()):
+            raise CouceError(
+                f"there is a key named {name!r} already; revoke it, or choose another name"
+            )
+        token = f"couce_{secrets.token_urlsafe(32)}"
+        key = Key.parse(
+            {
+                "name": name,
+                "role": role,
+                "sha256": _digest(token),
+                "rate": rate,
+                "made": time.time(),
+            }
+        )
+        self._write((*self.all(), key))
+        return token
+
+    def revoke(self, name: str) -> None:
+        left = tuple(key for key in self.all() if key.name != name)
+        if len(left) == len(self.all()):
+            raise CouceError(f"there is no key named {name!r}; `couce key list` has them")
+        self._write(left)
+
+    def _write(self, keys: tuple[Key, ...]) -> None:
+        text = json.dumps(_File(entries=keys).model_dump(), indent=2) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+        def write(part: Path) -> None:
+            part.touch(0o600)
+            part.write_text(text)
+
+        replace_file(self.path, write)
+
+
+class Rates:
+    """A bucket for each key: so many requests a second, and as many at once."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
+
+    def wait(self, key: Key, share: int, now: float) -> float:
+        """Seconds until a request of this key is due; 0 if it is now, and then it counts.
+
+        ``share``: how many processes the rate is divided among.
+        """
+        if key.rate is None:
+            return 0.0
+        rate = key.rate / share
+        full = max(1.0, rate)
+        left, when = self._buckets.get(key.name, (full, now))
+        left = min(full, left + (now - when) * rate)
+        if left < 1:
+            return (1 - left) / rate
+        self._buckets[key.name] = (left - 1, now)
+        return 0.0
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

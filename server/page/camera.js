@@ -1,0 +1,60 @@
+// A picture from the camera: live in a dialog, taken or not; the camera is off as soon as it closes.
+
+import { find, make } from "./dom.js";
+import { jpeg } from "./pictures.js";
+
+const WHY = {
+  NotAllowedError: "The browser does not allow this page to use the camera.",
+  NotFoundError: "There is no camera.",
+  NotReadableError: "The camera is in use elsewhere.",
+};
+
+const dialog = find("#camera");
+const video = find("video", dialog);
+const said = find("[role=status]", dialog);
+const snap = find("[data-do=snap]", dialog);
+
+let opening = 0; // which opening of the dialog counts; a camera may come after it was closed
+let stream;
+let take;
+
+export const hasCamera = () => Boolean(navigator.mediaDevices?.getUserMedia);
+
+/** Opens the dialog; `onPicture` is given a JPEG if one is taken. */
+export async function openCamera(onPicture) {
+  const mine = ++opening;
+  take = onPicture;
+  said.textContent = "Waiting for the camera…";
+  snap.disabled = true;
+  dialog.showModal();
+  try {
+    const opened = await navigator.mediaDevices.getUserMedia({
+      video: { facingMode: "environment", width: { ideal: 1280 }, height: { ideal: 960 } },
+    });
+    if (mine !== opening) return opened.getTracks().forEach((track) => track.stop());
+    stream = video.srcObject = opened;
+    await video.play();
+    said.textContent = "";
+    snap.disabled = false;
+    snap.focus();
+  } catch (error) {
+    if (mine === opening) said.textContent = WHY[error.name] ?? `The camera does not work: ${error.message}`;
+  }
+}
+
+function stop() {
+  opening++;
+  stream?.getTracks().forEach((track) => track.stop());
+  stream = video.srcObject = null;
+}
+
+snap.addEventListener("click", async () => {
+  const canvas = make("canvas");
+  canvas.width = video.videoWidth;
+  canvas.height = video.videoHeight;
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  dialog.close();
+  take(await jpeg(canvas));
+});
+find("[data-do=cancel]", dialog).addEventListener("click", () => dialog.close());
+dialog.addEventListener("close", stop);

@@ -1,0 +1,62 @@
+// Small helpers for making elements. What comes from the server only ever becomes text or a property.
+
+export const find = (selector, root = document) => root.querySelector(selector);
+
+/** An element: `make("a", {href: "#/", class: "tile"}, "text", child)`; absent properties are left out. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Text of unknown direction and length: kept apart from its surroundings, cut by CSS, whole in its title. */
+export const foreign = (text, properties = {}) =>
+  make("bdi", { class: "foreign", title: text, ...properties }, text);
+
+export const button = (text, onclick, properties = {}) =>
+  make("button", { type: "button", onclick, ...properties }, text);
+
+/** A box that says what is the matter, with what can be done about it below. */
+export const box = (text, ...actions) =>
+  make("div", { class: "box", role: "alert" }, make("p", {}, text), ...actions);
+
+/** The server's sentences begin small, as parts of a line of a terminal. */
+export function sentence(text) {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
+}
+
+export const number = (value) => value.toLocaleString("en");
+
+export const counted = (count, one, many = `${one}s`) =>
+  `${number(count)} ${count === 1 ? one : many}`;
+
+export const milliseconds = (value) =>
+  value < 10 ? `${value.toFixed(1)} ms` : value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;
+
+export const megabytes = (bytes) =>
+  bytes < 1e5 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+
+/** Resolves after `ms`, or rejects as soon as the signal aborts. */
+export function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const stop = () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", stop);
+      resolve();
+    }, ms);
+    signal?.addEventListener("abort", stop, { once: true });
+  });
+}
+
+/** Whether an error only says that nobody waits for the answer any more. */
+export const aborted = (error) => error?.name === "AbortError";

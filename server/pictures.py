@@ -1,0 +1,89 @@
+"""The pictures of items: those that were uploaded, and small copies to look at."""
+
+import fcntl
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from couce.durable import replace_file, sync_folder
+from couce.index import Item
+from couce.server.decoding import Decoder
+from couce.server.problems import Problem
+
+_CACHE_BYTES = 64 * 2**20
+
+
+class Pictures:
+    """Uploaded images in ``folder``, a file for each item. Its name is made of hashes alone."""
+
+    def __init__(self, folder: Path, decoder: Decoder) -> None:
+        self._folder, self._decoder = folder, decoder
+        self._cache: OrderedDict[tuple[str, str, float, int], bytes] = OrderedDict()
+        self._cached = 0
+
+    @contextmanager
+    def changing(self, id: str) -> Iterator[None]:
+        """An item and its picture change together: one at a time, in all processes that share the folder."""
+        shelf = self._of(id).parent
+        if not shelf.is_dir():
+            shelf.mkdir(parents=True, exist_ok=True)
+            sync_folder(self._folder)
+        handle = os.open(shelf, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def keep(self, id: str, sha256: str, image: bytes) -> str:
+        """Writes the image to the disk, for good once this returns. Its path."""
+        path = self._of(id, sha256)
+        if not path.exists():
+            replace_file(path, lambda part: part.write_bytes(image))
+        return str(path)
+
+    def forget(self, id: str, kept: tuple[str, ...] = ()) -> None:
+        """Deletes all that was ever uploaded for an item but what is kept; the gallery's own files stay."""
+        names = {Path(path).name for path in kept}
+        mine = self._of(id)
+        for path in mine.parent.glob(f"{mine.name}-*"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+    def cached(self, item: Item, size: int) -> bytes | None:
+        found = self._cache.get(key := _key(item, size))
+        if found is not None:
+            self._cache.move_to_end(key)
+        return found
+
+    async def small(self, item: Item, size: int) -> bytes:
+        """A JPEG of the item's picture, encoded anew: nothing of the file itself reaches a browser."""
+        gone = Problem("not_found", "the picture of this item is not where it was indexed")
+        path = next((path for path in item.paths if Path(path).is_file()), None)
+        if path is None:
+            raise gone
+        try:
+            found = await self._decoder.thumbnail(path, size)
+        except Problem:
+            if not Path(path).is_file():  # deleted meanwhile
+                raise gone from None
+            raise
+        key = _key(item, size)
+        if key not in self._cache:  # it may have been asked for twice at once
+            self._cache[key] = found
+            self._cached += len(found)
+        while self._cached > _CACHE_BYTES:
+            self._cached -= len(self._cache.popitem(last=False)[1])
+        return found
+
+    def _of(self, id: str, sha256: str | None = None) -> Path:
+        owner = hashlib.sha256(id.encode()).hexdigest()[:32]
+        name = owner if sha256 is None else f"{owner}-{sha256[:32]}"
+        return (self._folder / owner[:2] / name).absolute()
+
+
+def _key(item: Item, size: int) -> tuple[str, str, float, int]:
+    return (item.id, item.sha256 or "", item.time, size)

@@ -1,0 +1,135 @@
+"""`couce serve`: the application in uvicorn, in one process or several."""
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
+
+from couce.errors import CouceError
+from couce.server.app import create_app, refuse_open_door
+from couce.server.engine import Engine
+from couce.server.keys import Keys
+from couce.server.protocol import Protocol
+from couce.server.settings import ServerSettings
+
+_SETTINGS = "COUCE_SERVER_SETTINGS"  # how they reach the processes
+_BACKLOG = 2048
+_UVICORN: dict[str, Any] = {
+    "http": Protocol,
+    "ws": "none",
+    "lifespan": "on",
+    "log_config": None,
+    "access_log": False,
+    "proxy_headers": False,  # nothing depends on the client's address
+    "server_header": False,
+    "timeout_keep_alive": 75,  # longer than proxies keep theirs, so that none sends into a closing one
+    "timeout_graceful_shutdown": 30,  # seconds for what was taken
+}
+
+
+def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
+    """Until it is told to stop: then it finishes what it took and refuses the rest."""
+    _log_to_stderr()
+    listening = _listen(settings.host, settings.port)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    greeting = (
+        f"Serving at {address} (stop with Ctrl+C). Next: open it in a browser, or"
+        f" curl -F image=@bird.jpg {address}/search"
+    )
+    with suppress(KeyboardInterrupt):
+        if settings.workers > 1:
+            _serve_many(settings, listening, lambda: say(greeting))
+        else:
+            _serve_one(settings, listening, lambda: say(greeting))
+
+
+def _serve_one(
+    settings: ServerSettings, listening: socket.socket, ready: Callable[[], None]
+) -> None:
+    app = create_app(settings, ready)
+    try:
+        uvicorn.Server(uvicorn.Config(app, **_UVICORN)).run(sockets=[listening])
+    except SystemExit:  # how uvicorn ends when the application does not start
+        fault: CouceError | None = getattr(app.state, "fault", None)
+        if fault is not None:
+            raise fault from None
+        raise
+
+
+def _serve_many(
+    settings: ServerSettings, listening: socket.socket, ready: Callable[[], None]
+) -> None:
+    refuse_open_door(settings, Keys.in_folder(settings.state_folder))
+    # uvicorn would start a process that cannot serve again and again.
+    Engine.open(settings, lambda _: None).close()
+    measures = tempfile.mkdtemp(prefix="couce-measures-")
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = measures
+    os.environ[_SETTINGS] = settings.model_dump_json()
+    config = uvicorn.Config(
+        f"{__name__}:app_from_environment", factory=True, workers=settings.workers, **_UVICORN
+    )
+    try:
+        ready()
+        Multiprocess(config, [listening]).run()
+    finally:
+        shutil.rmtree(measures, ignore_errors=True)
+
+
+def app_from_environment() -> FastAPI:
+    """For the processes that uvicorn starts."""
+    _log_to_stderr()
+    threading.Thread(target=_follow, name="follow", daemon=True).start()
+    return create_app(ServerSettings.model_validate_json(os.environ[_SETTINGS]))
+
+
+def _follow() -> None:
+    """Ends this process when the one that started it is gone, which may have had no time to say so."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Before anything is loaded, so that a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CouceError(
+            f"{host}:{port} cannot be listened on ({reason}); choose others with --host and --port"
+        ) from None
+    listening.set_inheritable(True)
+    return listening
+
+
+def _log_to_stderr() -> None:
+    """A line of JSON for each request. uvicorn's own lines say nothing that these do not."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("couce.server")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    for name in (
+        "uvicorn",
+        "uvicorn.error",
+        "python_multipart",
+    ):  # the last tells of every broken form
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,1 @@
+"""A package, since its tests share what conftest.py defines."""

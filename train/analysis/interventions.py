@@ -1,0 +1,192 @@
+"""Changes to a picture that are not to change what it shows, and their strengths.
+
+Each takes RGB pixels (H, W, 3), a random generator and a strength: 1 is the audit's, 0 changes nothing.
+Lengths are shares of the picture's shorter side, so that a strength means the same at every size.
+"""
+
+import io
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+Pixels = NDArray[np.uint8]
+Rng = np.random.Generator
+Group = Literal["spectrum", "light", "colour", "sharpness", "frame"]
+
+RINGS = ("low", "middle", "high")
+
+
+class Intervention(NamedTuple):
+    name: str
+    group: Group
+    about: str
+    change: Callable[[Pixels, Rng, float], Pixels]
+
+
+def scale_ring(pixels: Pixels, rng: Rng, strength: float, ring: int) -> Pixels:
+    """The amplitudes of one of three rings of the spectrum times 0.5 or 1.5, phases as they were.
+
+    Rings as MSRCI's: of equal width up to the Nyquist frequency, the corners in the outermost. The mean
+    stays (that would be brightness); all colours share the draw. Clipping to 0-255 comes after.
+    """
+    factor = 1 + _sign(rng) * 0.5 * strength
+    height, width = pixels.shape[:2]
+    radius = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
+    ring_of = np.minimum((radius * 2 * len(RINGS)).astype(int), len(RINGS) - 1)
+    gain = np.where(ring_of == ring, factor, 1.0)
+    gain[0, 0] = 1.0
+    spectrum = np.fft.rfft2(pixels.astype(np.float64), axes=(0, 1))
+    return _clipped(np.fft.irfft2(spectrum * gain[..., None], s=(height, width), axes=(0, 1)))
+
+
+def brightness(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    return _clipped(pixels * (1 + _sign(rng) * 0.5 * strength))
+
+
+def tint(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    """Red, green and blue each times 0.7 to 1.3, as light of another colour does."""
+    return _clipped(pixels * (1 + rng.uniform(-0.3, 0.3, 3) * strength))
+
+
+def saturation(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    grey = _luma(pixels)
+    return _clipped(grey + (pixels - grey) * (1 + _sign(rng) * 0.5 * strength))
+
+
+def hue(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    """Colours turned by 60° either way around the grey axis (Rodrigues' formula)."""
+    angle = _sign(rng) * np.pi / 3 * strength
+    cos, sin = np.cos(angle), np.sin(angle) / np.sqrt(3)
+    turn = cos * np.eye(3) + (1 - cos) / 3
+    turn += sin * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+    return _clipped(pixels.astype(np.float64) @ turn.T)
+
+
+def grey(pixels: Pixels, _: Rng, strength: float) -> Pixels:
+    return _clipped(pixels + (_luma(pixels) - pixels) * strength)
+
+
+def blur(pixels: Pixels, _: Rng, strength: float) -> Pixels:
+    """Gaussian, σ 1 % of the shorter side."""
+    radius = 0.01 * min(pixels.shape[:2]) * strength
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def jpeg(pixels: Pixels, _: Rng, strength: float) -> Pixels:
+    """Quality 20 at full strength; none, not even 100, at 0."""
+    if strength == 0:
+        return pixels
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=round(95 - 75 * strength))
+    return np.asarray(Image.open(file))
+
+
+def crop(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    """A part of 0.8 of each side, anywhere, at the size of the whole."""
+    height, width = pixels.shape[:2]
+    lost = 0.2 * strength
+    left, top = rng.uniform(0, lost, 2)
+    box = (left * width, top * height, (left + 1 - lost) * width, (top + 1 - lost) * height)
+    if strength == 0:
+        return pixels
+    picture = Image.fromarray(pixels)
+    return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR, box))
+
+
+def shift(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
+    """By 0.15 of the shorter side in any direction; what comes in is mirrored."""
+    angle = rng.uniform(0, 2 * np.pi)
+    length = 0.15 * min(pixels.shape[:2]) * strength
+    down, right = round(length * np.sin(angle)), round(length * np.cos(angle))
+    room = max(abs(down), abs(right))
+    padded = np.pad(pixels, ((room, room), (room, room), (0, 0)), mode="reflect")
+    top, left = room - down, room - right
+    return padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+
+
+def _ring(number: int) -> Callable[[Pixels, Rng, float], Pixels]:
+    return lambda pixels, rng, strength: scale_ring(pixels, rng, strength, number)
+
+
+INTERVENTIONS: tuple[Intervention, ...] = (
+    *(
+        Intervention(f"{name} frequencies", "spectrum", "amplitudes x 0.5 or 1.5", _ring(number))
+        for number, name in enumerate(RINGS)
+    ),
+    Intervention("brightness", "light", "x 0.5 or 1.5", brightness),
+    Intervention("tint", "light", "red, green, blue x 0.7 to 1.3", tint),
+    Intervention("saturation", "colour", "x 0.5 or 1.5", saturation),
+    Intervention("hue", "colour", "turned by 60 degrees", hue),
+    Intervention("grey", "colour", "no colour at all", grey),
+    Intervention("blur", "sharpness", "sigma 1 % of the shorter side", blur),
+    Intervention("jpeg", "sharpness", "quality 20", jpeg),
+    Intervention("crop", "frame", "0.8 of each side, anywhere", crop),
+    Intervention("shift", "frame", "by 0.15 of the shorter side", shift),
+)
+
+
+def _sign(rng: Rng) -> float:
+    return 1.0 if rng.random() < 0.5 else -1.0
+
+
+def _luma(pixels: Pixels) -> NDArray[np.float64]:
+    return (pixels @ np.array([0.299, 0.587, 0.114]))[..., None]
+
+
+def _clipped(values: NDArray[np.floating]) -> Pixels:
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+
+
+# Backgrounds: these take masks (H, W), from 0 to 1 where it is wholly the object.
+
+
+def paste(pixels: Pixels, mask: NDArray[np.float64], background: Pixels) -> Pixels:
+    """The object of ``pixels`` before another background; where the mask is 1, to the pixel the same."""
+    weight = mask[..., None]
+    return _clipped(pixels * weight + background * (1 - weight))
+
+
+def without_object(pixels: Pixels, mask: NDArray[np.float64]) -> Pixels:
+    """The background with the object painted over: each pixel by the nearest background around it.
+
+    The mask is widened by 2 % first, as its edge shows the object still. Filled from coarse to fine
+    (push-pull, Gortler et al., 1996): smooth, and without a trace of the outline.
+    """
+    reach = max(1, round(0.02 * min(mask.shape)))
+    wide = np.asarray(
+        Image.fromarray((mask * 255).astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * reach + 1))
+    )
+    known = 1 - wide / 255.0
+    filled = _push_pull(pixels.astype(np.float64), known)
+    return _clipped(pixels * known[..., None] + filled * (1 - known[..., None]))
+
+
+def _push_pull(colours: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``colours`` (H, W, 3) where ``known`` (H, W) is 1, and elsewhere what is known around."""
+    height, width = known.shape
+    if max(height, width) <= 2 or known.min() >= 1:
+        total = known.sum()
+        mean = (colours * known[..., None]).sum(axis=(0, 1)) / total if total else 127.5
+        return np.where(known[..., None] >= 1, colours, mean)
+    rows, columns = -(-height // 2), -(-width // 2)
+    room = ((0, 2 * rows - height), (0, 2 * columns - width))
+    weights = np.pad(known, room).reshape(rows, 2, columns, 2)
+    values = np.pad(colours * known[..., None], (*room, (0, 0))).reshape(rows, 2, columns, 2, 3)
+    mass = weights.sum(axis=(1, 3))
+    means = values.sum(axis=(1, 3)) / np.maximum(mass, 1e-9)[..., None]
+    coarse = _push_pull(means, np.minimum(mass, 1.0))
+    fine = np.stack(
+        [
+            np.asarray(
+                Image.fromarray(coarse[..., c].astype(np.float32)).resize(
+                    (2 * columns, 2 * rows), Image.Resampling.BILINEAR
+                )
+            )
+            for c in range(3)
+        ],
+        axis=-1,
+    )[:height, :width]
+    return colours * known[..., None] + fine * (1 - known[..., None])
