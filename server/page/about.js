@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { box, button, counted, find, foreign, make } from "./dom.js";
 import { forgetKey, key } from "./key.js";
+import { tell } from "./route.js";
 
 let asked;
 
@@ -50,7 +51,10 @@ export function emptyIndex() {
     make("pre", {}, make("code", {}, "couce index build gallery/")),
     make("p", {}, "or send them one by one:"),
     make("pre", {}, make("code", {}, `curl -F image=@wren.jpg -F label=wren ${location.origin}/items`)),
-    button("Look again", () => location.reload()),
+    button("Look again", () => {
+      info(true);
+      tell(); // no reload, which would forget the picture that was searched with
+    }),
   );
 }
 
