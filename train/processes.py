@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from couce.allocator import keep_freed_memory
 from couce.errors import CouceError
 
 
@@ -39,6 +40,8 @@ class Processes:
                 raise CouceError("no CUDA device works here; `couce doctor` says what does")
             device = torch.device("cuda", self.local_rank if device.index is None else device.index)
             torch.cuda.set_device(device)
+        else:
+            keep_freed_memory()  # nearly doubles the speed of training; torch has its own for CUDA
         return device
 
     def share(self, batch: int) -> slice:

@@ -14,6 +14,7 @@ from couce.errors import CouceError
 from couce.losses import LOSSES
 from couce.method import CouCE, MethodSettings
 from couce.network import EmbeddingNetwork
+from couce.train.processes import Processes
 
 _OFF = {"weight": 0.0}
 ROWS: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ class Bench:
         if case.batch < 2 * _IMAGES_A_CLASS:
             raise CouceError(f"a batch has two classes at least: 6 images, not {case.batch}")
         torch.manual_seed(0)
-        self.device = torch.device(case.device)
+        self.device = Processes().device(case.device)
         network = EmbeddingNetwork(build_backbone(case.backbone)).to(self.device)
         self.network = network.to(memory_format=torch.channels_last)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=1e-4)
