@@ -7,7 +7,8 @@
 to /search over connections that stay open. In turns with it: `Embedder` on the same images (the bound of
 throughput), and decode, model and search one after the other (the bound of latency), in a process of their
 own. PYTHON is an interpreter with couce, litserve and bentoml; then these and a plain FastAPI handler take
-turns too (benchmarks/peers). A client that is told 429 waits as long as it is told.
+turns too (benchmarks/peers). A client that is told 429 waits as long as it is told. The clients share the
+cores with the server: how much of them they take is said.
 
 At the end the 32 clients search beside an evaluation of 30,000 embeddings; then requests come at twice the
 measured capacity, whether answered or not.
@@ -35,6 +36,7 @@ import numpy as np
 import uvloop
 
 from couce.client import Client
+from couce.cores import usable_cores
 from couce.embedder import Embedder
 from couce.files import image_files
 from couce.index import open_index
@@ -48,6 +50,7 @@ class Measured:
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)  # of what was answered with 200
+    clients: float = 0.0  # seconds of processor time that the clients took
 
     @property
     def rate(self) -> float:
@@ -62,6 +65,7 @@ class Measured:
             self.seconds + other.seconds,
             self.statuses + other.statuses,
             self.latencies + other.latencies,
+            self.clients + other.clients,
         )
 
 
@@ -132,7 +136,13 @@ async def closed_loop(requests: list[bytes], port: int, clients: int, seconds: f
                 await asyncio.sleep(min(wait, max(0.0, end - time.perf_counter())))
         connection.close()
 
-    await asyncio.gather(*(client(number) for number in range(clients)))
+    async def watch() -> None:
+        await asyncio.sleep(SETTLE)
+        before = time.process_time()
+        await asyncio.sleep(seconds)
+        measured.clients = time.process_time() - before
+
+    await asyncio.gather(watch(), *(client(number) for number in range(clients)))
     return measured
 
 
@@ -300,7 +310,11 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
         print(f"one client: {single:.1f} ms = {single / alone:.3f} of the steps alone")
     if ("couce", 32) in found:
         at = found["couce", 32]
-        print(f"32 clients: {at.rate / rate:.3f} of Embedder's throughput")
+        taken = at.clients / (at.seconds * usable_cores())
+        print(
+            f"32 clients: {at.rate / rate:.3f} of Embedder's throughput; the clients took {taken:.1%}"
+            f" of the cores, without which it is {at.rate / (1 - taken) / rate:.3f}"
+        )
         with server(commands["couce"], port, scratch / "couce.log"):
             before = uvloop.run(closed_loop(requests, port, 32, arguments.seconds))
             client = Client(f"http://127.0.0.1:{port}")
