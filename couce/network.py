@@ -49,9 +49,14 @@ class EmbeddingNetwork(nn.Module):
         ``intervention`` (an MSRCI) changes the feature map between the stages. Without one there is
         no second view: (m, None).
         """
+        return self.tail_views(self.backbone.stage1(images), intervention)
+
+    def tail_views(
+        self, clean: Tensor, intervention: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`views` of the feature maps at the split, (N, C, H', W')."""
         if intervention is None:
-            return self(images), None
-        clean = self.backbone.stage1(images)  # (N, C, H', W')
+            return self.tail(clean), None
         with two_views(self.backbone.stage2):
             features = self.backbone.stage2(torch.cat([clean, intervention(clean)]))
         m, m_tilde = self.embed_maps(features).chunk(2)

@@ -6,7 +6,7 @@ with the weights of one that was not.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from couce import checkpoint
+from couce.backbones.folding import frozen
 from couce.errors import CouceError
 from couce.losses import build_loss
 from couce.method import CouCE
@@ -135,6 +136,8 @@ class Run:
         if settings.freeze_statistics:
             backbone.eval()  # BatchNorm is all that differs
         self.views.intervention = self.objective.intervention
+        if settings.freeze == "stage1":
+            self.views.stage1 = frozen(backbone.stage1)
         views: nn.Module = self.views
         if self.processes.count > 1:
             views = DistributedDataParallel(self.views)
@@ -213,13 +216,14 @@ class Views(nn.Module):
     def __init__(self, network: EmbeddingNetwork) -> None:
         super().__init__()
         self.network = network
+        self.stage1: Callable[[Tensor], Tensor] = network.backbone.stage1.forward
         self.intervention: MSRCI | None = None
 
     def forward(self, images: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        msrci = self.intervention
+        msrci, maps = self.intervention, self.stage1(images)
         if msrci is None or factors is None:
-            return self.network(images), None
-        return self.network.views(images, lambda maps: msrci.apply_factors(maps, factors))
+            return self.network.tail_views(maps, None)
+        return self.network.tail_views(maps, lambda clean: msrci.apply_factors(clean, factors))
 
 
 def _half_type(device: torch.device) -> torch.dtype | None:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from couce.backbones import BACKBONES, build_backbone
 from couce.backbones.base import BackboneSpec
+from couce.backbones.folding import frozen
 from couce.errors import CouceError
 
 SPLITS = [(name, split) for name, spec in BACKBONES.items() for split in spec.points]
@@ -41,6 +42,29 @@ def test_the_cut_changes_nothing(name: str) -> None:
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(backbone(x), layers(x))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_frozen_stage_computes_the_same_without_batchnorm(name: str) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(name)
+    norms = [m for m in backbone.stage1.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    for norm in norms:  # as if it had been trained: nothing is 0 or 1
+        for tensor in (norm.weight, norm.running_var):
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
+        for tensor in (norm.bias, norm.running_mean):
+            torch.nn.init.uniform_(tensor, -0.5, 0.5)
+    before = copy.deepcopy(backbone.stage1.state_dict())
+    stage = frozen(backbone.stage1.double())
+    folded = stage.__self__  # type: ignore[attr-defined]
+    assert norms
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in folded.modules())
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    found = stage(images)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, backbone.stage1.eval()(images))
+    for key, value in backbone.stage1.float().state_dict().items():
+        assert torch.equal(value, before[key]), key
 
 
 def parameters(name: str) -> int:
