@@ -36,6 +36,15 @@ class _Waiting(NamedTuple):
     answer: "asyncio.Future[Embedded]"
 
 
+def largest_batch(images: int) -> int:
+    """The largest power of two that so many images fill.
+
+    >>> [largest_batch(n) for n in (1, 2, 3, 16, 31)]
+    [1, 2, 2, 16, 16]
+    """
+    return 1 << (images.bit_length() - 1)
+
+
 class Batcher:
     """``run`` takes pixels (N, crop, crop, 3) and gives rows (N, d), in a thread of its own."""
 
@@ -47,7 +56,7 @@ class Batcher:
         observe: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._run, self._wait, self._observe = run, wait, observe
-        self.size = 1 << (size.bit_length() - 1)
+        self.size = largest_batch(size)
         self._waiting: deque[_Waiting] = deque()
         self._coming = 0
         self._inside = 0  # batches that the model has or that stand behind it
@@ -118,7 +127,7 @@ class Batcher:
             if count and not self._inside:
                 left = self._waiting[0].since + self._wait - time.perf_counter()
             if count >= self.size or (left is not None and (not self._coming or left <= 0)):
-                leave = min(self.size, 1 << (count.bit_length() - 1))
+                leave = min(self.size, largest_batch(count))
                 return [self._waiting.popleft() for _ in range(leave)]
             self._changed.clear()
             with suppress(TimeoutError):

@@ -18,7 +18,7 @@ from couce.index.base import Mode
 from couce.index.catalog import NAME as CATALOG
 from couce.index.opening import is_remote
 from couce.preprocess import Preprocess
-from couce.server.batcher import Batcher
+from couce.server.batcher import Batcher, largest_batch
 from couce.server.measures import Measures
 from couce.server.problems import Problem
 from couce.server.settings import ServerSettings
@@ -56,7 +56,7 @@ class Engine:
             max_pixels=settings.pixels,
         )
         crop = embedder.preprocess.crop
-        for size in {1, settings.batch}:  # its memory for both is taken now
+        for size in {1, largest_batch(settings.batch)}:  # its memory for both is taken now
             noise = np.random.default_rng(0).integers(0, 256, (size, crop, crop, 3), np.uint8)
             embedder.run(noise)
         mode: Mode = "read" if settings.read_only else "share"
