@@ -43,20 +43,23 @@ class EmbeddingNetwork(nn.Module):
         self,
         images: Tensor,
         intervention: Callable[[Tensor], Tensor] | None,
+        mixed: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Clean and intervened embeddings (m, m̃); stage2 sees both as one batch of 2N.
 
         ``intervention`` (an MSRCI) changes the feature map between the stages. Without one there is
-        no second view: (m, None).
+        no second view: (m, None). If ``mixed`` there is none either, and m is the intervened.
         """
-        return self.tail_views(self.backbone.stage1(images), intervention)
+        return self.tail_views(self.backbone.stage1(images), intervention, mixed)
 
     def tail_views(
-        self, clean: Tensor, intervention: Callable[[Tensor], Tensor] | None
+        self, clean: Tensor, intervention: Callable[[Tensor], Tensor] | None, mixed: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`views` of the feature maps at the split, (N, C, H', W')."""
         if intervention is None:
             return self.tail(clean), None
+        if mixed:
+            return self.tail(intervention(clean)), None
         with two_views(self.backbone.stage2):
             features = self.backbone.stage2(torch.cat([clean, intervention(clean)]))
         m, m_tilde = self.embed_maps(features).chunk(2)

@@ -111,3 +111,10 @@ def test_normalise_equals_the_preprocessing(name: str) -> None:
     actual = Normalise(preprocess)(torch.from_numpy(pixels))
     torch.testing.assert_close(actual, torch.from_numpy(preprocess.normalise(pixels)))
     assert actual.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_mixed_view_is_the_intervened_one_alone() -> None:
+    net, msrci = network().eval(), MSRCI()
+    m, none = net.views(images(), seeded(msrci), mixed=True)
+    assert none is None
+    torch.testing.assert_close(m, net.views(images(), seeded(msrci))[1])

@@ -31,6 +31,7 @@ def run_training(
     else:
         folder = resume
         settings = _resumed(folder, config, assignments, options)
+        data = Data.of_run(folder, data)
     result = train(data, settings, folder, resume=resume is not None)
     if result:  # the leading process
         console = Console(highlight=False, markup=False)

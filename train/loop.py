@@ -136,6 +136,7 @@ class Run:
         if settings.freeze_statistics:
             backbone.eval()  # BatchNorm is all that differs
         self.views.intervention = self.objective.intervention
+        self.views.mixed = self.objective.mixed
         if settings.freeze == "stage1":
             self.views.stage1 = frozen(backbone.stage1)
         views: nn.Module = self.views
@@ -218,12 +219,15 @@ class Views(nn.Module):
         self.network = network
         self.stage1: Callable[[Tensor], Tensor] = network.backbone.stage1.forward
         self.intervention: MSRCI | None = None
+        self.mixed = False
 
     def forward(self, images: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         msrci, maps = self.intervention, self.stage1(images)
         if msrci is None or factors is None:
             return self.network.tail_views(maps, None)
-        return self.network.tail_views(maps, lambda clean: msrci.apply_factors(clean, factors))
+        return self.network.tail_views(
+            maps, lambda clean: msrci.apply_factors(clean, factors), self.mixed
+        )
 
 
 def _half_type(device: torch.device) -> torch.dtype | None:

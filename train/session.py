@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Data:
     name: str
     root: Path | None = None
     train_classes: int | None = None
-    confounding: float = 0.9
+    confounding: float | None = None  # None: the demo set's own default
     allow_missing: bool = False
 
     @property
@@ -41,8 +41,33 @@ class Data:
             "name": self.name,
             "root": None if self.root is None else str(self.root),
             "train_classes": self.train_classes,
-            "confounding": self.confounding,
+            **({} if self.confounding is None else {"confounding": self.confounding}),
         }
+
+    @classmethod
+    def of_run(cls, folder: Path, given: "Data") -> "Data":
+        """What the run in ``folder`` was begun with; ``given`` may only say where that is now."""
+        path = folder / "environment.json"
+        try:
+            stored = json.loads(path.read_text())["data"]
+            kept = cls(
+                **stored | {"root": None if stored["root"] is None else Path(stored["root"])}
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            raise CouceError(
+                f"{folder} cannot be gone on with: {path} does not say its data"
+            ) from None
+        for name in ("name", "train_classes", "confounding"):
+            said, own = getattr(given, name), getattr(kept, name)
+            if said is not None and said != own:
+                raise CouceError(
+                    f"{folder} was begun with {name.replace('_', ' ')} {own}, not {said}"
+                )
+        return replace(
+            kept,
+            root=given.root or kept.root,
+            allow_missing=given.allow_missing or kept.allow_missing,
+        )
 
 
 def train(
@@ -128,7 +153,7 @@ def _describe(folder: Path, data: Data, settings: TrainSettings, run: Run) -> No
     (folder / "config.toml").write_text(settings.to_toml())
     environment = {
         "command": sys.argv,
-        "data": {key: str(value) for key, value in vars(data).items()},
+        "data": vars(data) | {"root": None if data.root is None else str(data.root)},
         "images": {"train": len(run.train.split.paths), "chooser": len(run.chooser.split.paths)},
         "device": str(run.device),
         "processes": run.processes.count,

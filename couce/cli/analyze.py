@@ -59,7 +59,7 @@ def ablation(
 
     from couce.errors import CouceError
     from couce.train.analysis.ablation import ablation as study
-    from couce.train.analysis.ablation import ablation_section
+    from couce.train.analysis.ablation import ablation_section, section_name
 
     if dataset.startswith("-"):
         raise CouceError(f"say what to train on before {dataset}, such as demo")
@@ -75,7 +75,8 @@ def ablation(
         lambda line: console.print(line, soft_wrap=True),
     )
     finish(ablation_section(rows, seeds, over or []), report)
-    console.print(f"Run by run in {out / 'ablation.json'}.", soft_wrap=True)
+    name = section_name(over or [])
+    console.print(f"Run by run in {out / f'{name}.json'}.", soft_wrap=True)
 
 
 @analyze.command()

@@ -31,9 +31,13 @@ def train(
         int | None, typer.Option(help="Of a folder without halves: how many classes train.")
     ] = None,
     confounding: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Of the demo set: how far backgrounds tell the class."),
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Of the demo set: how far backgrounds tell the class, 0.9 unless said.",
+        ),
+    ] = None,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Train though images are missing.")
     ] = False,

@@ -47,10 +47,16 @@ class MSRCI(nn.Module):
     neither ``angle()`` nor ``exp()`` is needed, and half a spectrum (``rfft2``) is enough.
 
     ``scope`` says what shares a draw: the channels of a ``sample`` (default), nothing
-    (``channel``: one draw for each channel of each sample), or the whole ``batch``.
+    (``channel``: one draw for each channel of each sample), or the whole ``batch``. ``share`` is
+    that of the samples which are intervened on, chosen at random; the others stay as they are.
     """
 
-    def __init__(self, gammas: Sequence[float] = (0.2, 0.4, 0.8), scope: Scope = "sample") -> None:
+    def __init__(
+        self,
+        gammas: Sequence[float] = (0.2, 0.4, 0.8),
+        scope: Scope = "sample",
+        share: float = 1.0,
+    ) -> None:
         super().__init__()
         if not gammas or not all(0 <= gamma < 1 for gamma in gammas):
             raise CouceError(
@@ -60,7 +66,12 @@ class MSRCI(nn.Module):
         if scope not in ("sample", "channel", "batch"):
             raise unknown_name("msrci scope", scope, ("sample", "channel", "batch"))
         self.gammas = tuple(gammas)
+        if not 0 < share <= 1:
+            raise CouceError(
+                f"the share that msrci intervenes on is above 0 and up to 1, not {share}"
+            )
         self.scope = scope
+        self.share = share
         # Ring of each bin, for each spatial size and device seen: derived, hence not a buffer.
         self._rings: dict[tuple[int, int, torch.device], Tensor] = {}
 
@@ -78,7 +89,11 @@ class MSRCI(nn.Module):
         )
         device = None if generator is None else generator.device
         delta = 2 * torch.rand(shape, generator=generator, dtype=torch.float64, device=device) - 1
-        return 1 + delta * torch.tensor(self.gammas, dtype=torch.float64, device=device)
+        factors = 1 + delta * torch.tensor(self.gammas, dtype=torch.float64, device=device)
+        if self.share == 1:
+            return factors
+        chosen = torch.rand(samples, generator=generator, device=device) < self.share
+        return torch.where(chosen.view(-1, 1, 1), factors, 1.0)
 
     def apply_factors(self, feature_map: Tensor, factors: Tensor) -> Tensor:
         """The map with the rings of its spectrum multiplied by ``factors`` of :meth:`draw`."""
@@ -98,7 +113,7 @@ class MSRCI(nn.Module):
         return self._rings[key]
 
     def extra_repr(self) -> str:
-        return f"gammas={self.gammas}, scope={self.scope!r}"
+        return f"gammas={self.gammas}, scope={self.scope!r}, share={self.share}"
 
 
 def ring_of_bins(height: int, width: int, rings: int) -> Tensor:

@@ -32,8 +32,10 @@ class CouCE(nn.Module):
         objective(embeddings, labels, intervened).total.backward()
 
     ``intervention`` is the MSRCI module, or None when its weight is zero: the second view is then
-    never computed. Likewise ``odba`` is None when its weight is zero. In training mode each call
-    updates the dictionary first, as in Algorithm 1; in evaluation mode nothing changes.
+    never computed. Likewise ``odba`` is None when its weight is zero. With ``supervise="mixed"``
+    (``mixed``) there is one view, the intervened: ``network.views(images, intervention, mixed=True)``.
+    In training mode each call updates the dictionary first, as in Algorithm 1; in evaluation mode
+    nothing changes.
     """
 
     def __init__(self, loss: ProxyLoss, settings: MethodSettings | None = None) -> None:
@@ -62,15 +64,18 @@ class CouCE(nn.Module):
         if settings.msrci.weight > 0:
             msrci = settings.msrci
             gammas = band_strengths(msrci.schedule, msrci.bands, msrci.strongest)
-            self.intervention = MSRCI(gammas, msrci.scope)
+            self.intervention = MSRCI(gammas, msrci.scope, msrci.share)
+        self.mixed = self.intervention is not None and settings.msrci.supervise == "mixed"
 
     @full_precision
     def forward(
         self, embeddings: Tensor, labels: Tensor, intervened: Tensor | None = None
     ) -> Objective:
         """Raw embeddings m (N, d) of a batch, its labels (N,), and m̃ (N, d) of the second view."""
-        if (intervened is None) != (self.intervention is None):
-            raise ValueError("give intervened embeddings exactly when .intervention is not None")
+        if (intervened is None) != (self.intervention is None or self.mixed):
+            raise ValueError(
+                "give intervened embeddings exactly when .intervention is not None and .mixed not set"
+            )
         parts = self.parts(embeddings, labels, intervened)
         total = torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
         return Objective(total, {name: part.detach() for name, part in parts.items()})

@@ -35,8 +35,10 @@ class MSRCISettings(Settings):
     # kl: on proxy similarities. l2: mean squared error between the embeddings.
     invariance: Literal["kl", "l2"] = "kl"
     stop_gradient: bool = True
-    # both: the base loss is the mean of its values on the clean and on the intervened embeddings.
-    supervise: Literal["clean", "both"] = "clean"
+    # What the base loss sees. both: its mean over the clean and the intervened embeddings. mixed: one view,
+    # in which a share of the images is intervened on; there is no second one, nothing to hold invariant.
+    supervise: Literal["clean", "both", "mixed"] = "clean"
+    share: float = Field(1.0, gt=0, le=1)  # of a batch's images that are intervened on
 
 
 class CovarianceSettings(Settings):
@@ -52,6 +54,10 @@ class MethodSettings(Settings):
 
     @model_validator(mode="after")
     def _second_view(self) -> Self:
-        if self.odba.branches == "both" and self.msrci.weight == 0:
-            raise ValueError("odba.branches = 'both' needs the second view: msrci.weight is 0")
+        alone = self.msrci.weight == 0 or self.msrci.supervise == "mixed"
+        if self.odba.branches == "both" and alone:
+            raise ValueError(
+                "odba.branches = 'both' needs the second view, which there is none of if msrci.weight is 0"
+                " or msrci.supervise 'mixed'"
+            )
         return self

@@ -50,10 +50,10 @@ def test_a_frozen_stage_computes_the_same_without_batchnorm(name: str) -> None:
     backbone = build_backbone(name)
     norms = [m for m in backbone.stage1.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     for norm in norms:  # as if it had been trained: nothing is 0 or 1
-        for tensor in (norm.weight, norm.running_var):
-            torch.nn.init.uniform_(tensor, 0.5, 1.5)
-        for tensor in (norm.bias, norm.running_mean):
-            torch.nn.init.uniform_(tensor, -0.5, 0.5)
+        for key, tensor in norm.state_dict().items():
+            if tensor.is_floating_point():
+                low, high = (0.5, 1.5) if key in ("weight", "running_var") else (-0.5, 0.5)
+                torch.nn.init.uniform_(tensor, low, high)
     before = copy.deepcopy(backbone.stage1.state_dict())
     stage = frozen(backbone.stage1.double())
     folded = stage.__self__  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from couce.errors import CouceError
 from couce.method import MSRCI, band_strengths
+from couce.method.msrci import Scope
 
 SHAPES = [(7, 7), (8, 8), (14, 14), (28, 28), (7, 14), (14, 8), (5, 1), (1, 1)]
 
@@ -131,3 +132,25 @@ def test_schedules_are_those_of_the_paper() -> None:
 def test_strengths_that_would_destroy_the_phase_are_refused(gammas: tuple[float, ...]) -> None:
     with pytest.raises(CouceError, match="gammas"):
         MSRCI(gammas)
+
+
+@pytest.mark.parametrize("scope", ["sample", "channel", "batch"])
+def test_a_share_of_the_samples_is_intervened_on(scope: Scope) -> None:
+    x = torch.rand(400, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    changed = MSRCI((0.5, 0.5), scope, share=0.25)(x, torch.Generator().manual_seed(1)) - x
+    touched = changed.abs().amax(dim=(1, 2, 3)) > 1e-4
+    assert 60 < int(touched.sum()) < 140  # 100 and four standard deviations
+    assert changed[~touched].abs().max() < 1e-5
+
+
+def test_the_whole_share_draws_as_without_one() -> None:
+    x = feature_map(7, 7)
+    whole, plain = MSRCI(share=1.0), MSRCI()
+    generators = (torch.Generator().manual_seed(3) for _ in range(2))
+    assert torch.equal(whole(x, next(generators)), plain(x, next(generators)))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
+def test_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(CouceError, match="above 0 and up to 1"):
+        MSRCI(share=share)

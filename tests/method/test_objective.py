@@ -225,3 +225,24 @@ def test_a_missing_or_needless_second_view_is_an_error() -> None:
 def test_wrong_settings_name_the_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(CouceError, match=message):
         MethodSettings.parse(values)
+
+
+def test_mixed_has_one_view_and_nothing_to_hold_invariant() -> None:
+    mixed = objective(msrci={"supervise": "mixed", "share": 0.5}, covariance={"weight": 0})
+    assert mixed.mixed
+    assert mixed.intervention is not None
+    assert mixed.intervention.share == 0.5
+    m, m_tilde = views()
+    total, parts = mixed(m, LABELS)
+    odba = ODBA(16)
+    odba.update(m, LABELS)
+    assert list(parts) == ["dml", "orth"]
+    torch.testing.assert_close(total, mixed.loss(m, LABELS) + 0.05 * odba.loss(m))
+    with pytest.raises(ValueError, match="mixed"):
+        mixed(m, LABELS, m_tilde)
+    with pytest.raises(CouceError, match="second view"):
+        objective(msrci={"supervise": "mixed"}, odba={"branches": "both"})
+
+
+def test_without_msrci_nothing_is_mixed() -> None:
+    assert not objective(msrci={"supervise": "mixed", "weight": 0}).mixed

@@ -51,7 +51,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     arguments = ["--methods", "base,odba", "--seeds", "2", "--over", "lr=0.001", "--jobs", "2"]
     done = study(pictures, out, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads((out / "ablation.json").read_text())
+    content = json.loads((out / "ablation-lr.json").read_text())
     assert [(run["method"], run["seed"]) for run in content["runs"]] == [
         ("base", 0),
         ("odba", 0),
@@ -64,9 +64,9 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert row["mean"] == pytest.approx(sum(found) / 2)
     assert row["deviation"] == pytest.approx(statistics.stdev(found))
     assert f"{100 * row['mean']:.1f}±" in done.stdout
-    section = json.loads((out / "report" / "ablation.json").read_text())
+    section = json.loads((out / "report" / "ablation-lr.json").read_text())
     assert section["values"]["rows"] == content["rows"]
-    assert (out / "report" / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "report" / "ablation-lr.png").read_bytes().startswith(b"\x89PNG")
 
     # Again: nothing is trained anew. One run was interrupted: it alone goes on.
     logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
@@ -77,7 +77,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     changed = [path for path, when in logs.items() if path.stat().st_mtime_ns != when]
     assert [path.name for path in changed] == [f"{interrupted.name}.log"]
-    assert json.loads((out / "ablation.json").read_text())["rows"] == content["rows"]
+    assert json.loads((out / "ablation-lr.json").read_text())["rows"] == content["rows"]
 
     # What the embedding of one of them is made of.
     made_of = analyse(open_run(out / content["runs"][1]["name"]))
@@ -112,6 +112,11 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
         (["--methods", "bass"], "did you mean 'base'"),
         (["--methods", "base,base"], "stands twice"),
         (["--over", "lr"], "key=a,b"),
+        (["--over", "seed=7,8"], "--seeds"),
+        (["--method", "couce-plus"], "--methods"),
+        (["--seed=7"], "--seeds"),
+        (["--epochs", "2", "--over", "epochs=1,2"], "epochs is given twice"),
+        (["--over", "dim=8,16"], "dim is given twice"),  # SMALL sets it
     ],
 )
 def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -158,6 +163,23 @@ def test_other_arguments_are_another_run() -> None:
     other = cells(["demo"], ["--epochs=2"], ["base"], 1, [])
     assert one[0].name != other[0].name
     assert cells(["demo"], ["--epochs=1"], ["base"], 1, []) == one
+
+
+def test_other_content_of_the_same_name_is_another_run(tmp_path: Path) -> None:
+    config, photos = tmp_path / "my.toml", tmp_path / "photos"
+    config.write_text("epochs = 1")
+    photos.mkdir()
+
+    def name() -> str:
+        return cells([str(photos)], ["--config", str(config)], ["base"], 1, [])[0].name
+
+    names = [name(), name()]
+    assert names[0] == names[1]
+    config.write_text("epochs = 2")
+    names.append(name())
+    (photos / "one.png").touch()
+    names.append(name())
+    assert len(set(names)) == 3
 
 
 def test_a_run_that_cannot_start(tmp_path: Path) -> None:

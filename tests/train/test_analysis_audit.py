@@ -162,6 +162,9 @@ def test_where_masks_come_from(pictures: Path, tmp_path: Path) -> None:
     assert annotated.of(path, Image.open(path)) == drawn
     with pytest.raises(ValueError, match="has no mask"):
         annotated.of(data.test.paths[-1], Image.open(path))
+    Image.new("L", drawn.size, 1).save(folder / f"{path.stem}.png")  # numbers of classes
+    with pytest.raises(ValueError, match="255 is object"):
+        annotated.of(path, Image.open(path))
 
 
 def test_the_search_is_that_of_the_metrics() -> None:

@@ -259,6 +259,22 @@ def test_a_full_disk_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
+def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
+    """Whatever the defaults are of what is not said again."""
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"data": vars(Data("demo", None, None, 0.5, True)) | {"root": None}})
+    )
+    assert Data.of_run(tmp_path, Data("demo")) == Data("demo", None, None, 0.5, True)
+    moved = Data.of_run(tmp_path, Data("demo", tmp_path / "there"))
+    assert moved == Data("demo", tmp_path / "there", None, 0.5, True)
+    for other in (Data("cub"), Data("demo", confounding=0.9), Data("demo", train_classes=3)):
+        with pytest.raises(CouceError, match="was begun with"):
+            Data.of_run(tmp_path, other)
+    (tmp_path / "environment.json").write_text("{}")
+    with pytest.raises(CouceError, match="does not say its data"):
+        Data.of_run(tmp_path, Data("demo"))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

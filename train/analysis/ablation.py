@@ -34,7 +34,7 @@ def ablation(
     """Trains what is missing and returns mean and spread of the last epoch's test metrics.
 
     The last epoch, not the best: choosing one by the test half would flatter all of them. What was
-    found, run by run, is in ``ablation.json``.
+    found, run by run, is in ``folder``, in a file of the section's name.
     """
     for method in methods:
         if method not in METHODS:
@@ -58,8 +58,17 @@ def ablation(
             for row, metrics in rows.items()
         },
     }
-    (folder / "ablation.json").write_text(json.dumps(content, indent=2) + "\n")
+    (folder / f"{section_name(over)}.json").write_text(json.dumps(content, indent=2) + "\n")
     return rows
+
+
+def section_name(over: Sequence[str]) -> str:
+    """Another one for other settings that are gone through, so that one study does not replace another's.
+
+    >>> section_name([]), section_name(["odba.capacity=512,1024", "lr=0.1"])
+    ('ablation', 'ablation-odba.capacity-lr')
+    """
+    return "-".join(["ablation", *(axis.partition("=")[0] for axis in over)])
 
 
 def ablation_section(
@@ -67,14 +76,18 @@ def ablation_section(
 ) -> Section:
     """The table, and a picture of R@1 and MAP@R: over a setting if one was gone through."""
     return Section(
-        name="ablation",
+        name=section_name(over),
         title="Methods side by side" + (f", over {' and '.join(over)}" if over else ""),
         about=(
-            f"Test half, last epoch, in percent: mean ± sample deviation over {seeds} seeds. The last epoch,"
-            " not the best one: choosing by the test half would flatter all of them. With few seeds a"
-            " difference smaller than the spreads is no difference."
+            (
+                f"Test half, last epoch, in percent: mean ± sample deviation over {seeds} seeds."
+                " With few seeds a difference smaller than the spreads is no difference."
+                if seeds > 1
+                else "Test half, last epoch, in percent. One seed: how far runs differ is not known."
+            )
+            + " The last epoch, not the best one: choosing by the test half would flatter all of them."
         ),
-        tables=[spread_table(rows)],
+        tables=[spread_table(rows, seeds > 1)],
         pictures=[(_picture(rows, over), "Mean, and one deviation either way.")],
         values={
             "seeds": seeds,
@@ -120,15 +133,15 @@ def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.I
     return draw(paint, columns=2)
 
 
-def spread_table(rows: dict[str, dict[str, Spread]]) -> Table:
-    """The paper's five metrics in percent, mean ± spread, a row each."""
+def spread_table(rows: dict[str, dict[str, Spread]], several: bool) -> Table:
+    """The paper's five metrics in percent, a row each; mean ± spread of ``several`` runs."""
     return Table(
         columns=("", *METRICS),
         rows=tuple(
             (
                 name,
                 *(
-                    f"{100 * v.mean:.1f}±{100 * v.deviation:.1f}"
+                    f"{100 * v.mean:.1f}" + (f"±{100 * v.deviation:.1f}" if several else "")
                     for v in map(metrics.__getitem__, METRICS)
                 ),
             )

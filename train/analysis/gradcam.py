@@ -153,7 +153,7 @@ def gradcam(
     chosen = _chosen(run.data.test, reference, paths, count)
     shapes = open_masks(run.data, masks)
     heads, columns, shares = ["image"], [], {}
-    drawn = [each.preprocess.pixels(open_image(path)) for each in runs[:1] for path in chosen.paths]
+    drawn = [run.preprocess.pixels(open_image(path)) for path in chosen.paths]
     columns.append([Cell(p, chosen.names[c]) for p, c in zip(drawn, chosen.labels, strict=True)])
     for each in runs:
         shares[each.name] = _shares(each, reference, shapes, layer)

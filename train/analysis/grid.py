@@ -72,14 +72,14 @@ def grid(
     picture = sheet(
         [
             [
-                _cell(split, query, run.name if number == 0 or len(runs) > 1 else "", None),
+                _cell(split, query, run.name, None),
                 *(
                     _cell(split, int(n), split.names[split.labels[n]], GREEN if right else RED)
                     for n, right in zip(each.neighbours[query], each.right[query], strict=True)
                 ),
             ]
             for query in chosen.tolist()
-            for number, (run, each) in enumerate(zip(runs, found, strict=True))
+            for run, each in zip(runs, found, strict=True)
         ],
         heads=["query", *(str(rank) for rank in range(1, TOP + 1))],
     )

@@ -36,7 +36,7 @@ class Masks(NamedTuple):
 def open_masks(data: DataSet, folder: Path | None = None) -> Masks:
     """Masks from ``folder``; else the demo set's own, CUB's ``segmentations/``, or an estimate.
 
-    A folder holds ``CLASS/NAME.png`` for ``CLASS/NAME.jpg``.
+    A folder holds ``CLASS/NAME.png`` for ``CLASS/NAME.jpg``: white where the object is.
     """
     if folder is not None:
         if not folder.is_dir():
@@ -67,7 +67,16 @@ def _from_folder(folder: Path) -> Callable[[Path, Image.Image], Image.Image]:
         found = folder / path.parent.name / f"{path.stem}.png"
         if not found.is_file():
             raise CouceError(f"{path} has no mask: {found} is missing")
-        return open_image(found).convert("L").resize(image.size)
+        mask = open_image(found).convert("L")
+        brightest = int(np.asarray(mask).max())
+        if (
+            0 < brightest < 128
+        ):  # the numbers of classes, say, which would all be taken for background
+            raise CouceError(
+                f"the mask {found} has nothing brighter than {brightest}; in masks 255 is object and 0"
+                " background"
+            )
+        return mask.resize(image.size)
 
     return read
 

@@ -87,8 +87,11 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
     >>> unique_names([Path("a/base/last.pt"), Path("b/base/last.pt")])
     ['a', 'b']
-    >>> unique_names([Path("studies/lr=1-base-seed0-12ab"), Path("studies/lr=1-couce-seed0-cd34")])
+    >>> study = Path("studies")
+    >>> unique_names([study / "lr=1-base-seed0-12ab34cd", study / "lr=1-couce-seed0-00ff00ff"])
     ['base', 'couce']
+    >>> unique_names([study / "lr=1-base-seed0-12ab34cd", study / "lr=2-couce-seed0-00ff00ff"])
+    ['lr=1-base', 'lr=2-couce']
     >>> unique_names([Path("runs/base"), Path("model.onnx")])
     ['base', 'model.onnx']
     """
@@ -101,13 +104,15 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _differing(words: list[list[str]]) -> list[str] | None:
-    """The words that differ, joined, as few as tell all apart; None if there are not equally many."""
+    """The words that differ, joined, without a study's hashes if it goes without them; None if there are
+    not equally many."""
     if len(words) < 2 or len(set(map(len, words))) > 1:
         return None
     columns = [column for column in zip(*words, strict=True) if len(set(column)) > 1]
-    for count in range(1, len(columns) + 1):
-        names = ["-".join(row) for row in zip(*columns[:count], strict=True)]
-        if len(set(names)) == len(names):
+    hashes = all(re.fullmatch("[0-9a-f]{8}", word) for word in columns[-1])
+    for wanted in (columns[:-1], columns) if hashes else (columns,):
+        names = ["-".join(row) for row in zip(*wanted, strict=True)]
+        if len(set(names)) == len(words):
             return names
     return None
 

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,7 +117,8 @@ def write_report(folders: Iterable[Path], target: Path) -> Path:
         listed = ", ".join(map(str, folders))
         raise CouceError(f"no analysis has written to {listed}; `couce analyze --help` lists them")
     links = "".join(f'<li><a href="#{key}">{html.escape(title)}</a></li>' for key, title in names)
-    page = _PAGE.replace("LINKS", links).replace("PARTS", "\n".join(parts))
+    before, between, after = re.split("LINKS|PARTS", _PAGE)
+    page = "".join([before, links, between, *parts, after])
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, lambda part: part.write_text(page, encoding="utf-8"))
     return target

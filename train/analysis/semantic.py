@@ -94,7 +94,7 @@ def semantic(run: Run, images: int = 400, seed: int = 0) -> Section:
             f"Embeddings of about {images} test images by {run.name}, clean against intervened, for each"
             " schedule of MSRCI (custom is the paper's): mean cosine, linear CKA, and the share of images"
             " whose nearest proxy (a training class, as in the paper) or nearest mean of the test"
-            " classes stays the same. 1 is: nothing of it is lost."
+            " classes stays the same (the image itself is part of that mean). 1 is: nothing of it is lost."
         ),
         tables=[
             Table(

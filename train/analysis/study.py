@@ -26,11 +26,13 @@ class Cell(NamedTuple):
     seed: int
     data: tuple[str, ...]  # of `couce train`: what to train on
     settings: tuple[str, ...]  # of `couce train`: how
+    content: tuple[str, ...]  # what is in the files and folders that these name
 
     @property
     def name(self) -> str:
-        """The run's folder: readable, and another one for other arguments."""
-        digest = hashlib.sha256(json.dumps([self.data, self.settings]).encode()).hexdigest()[:8]
+        """The run's folder: readable, and another one for other arguments, or others of the same name."""
+        what = json.dumps([self.data, self.settings, self.content])
+        digest = hashlib.sha256(what.encode()).hexdigest()[:8]
         return "-".join([*self.over, self.method, f"seed{self.seed}", digest]).replace("/", "_")
 
 
@@ -58,6 +60,8 @@ def cells(
         if not sign or not values:
             raise CouceError(f"--over takes key=a,b, such as msrci.strongest=0.4,0.8, not {axis!r}")
         axes.append([(key, value) for value in values.split(",")])
+    _refuse_twice(settings, [axis[0][0] for axis in axes])
+    content = _content([*data, *settings])
     found = []
     for seed, point, method in product(range(seeds), product(*axes), methods):
         of_data = [f"--{key}={value}" for key, value in point if key == "confounding"]
@@ -69,9 +73,35 @@ def cells(
                 seed=seed,
                 data=(*data, *of_data),
                 settings=(*settings, f"--method={method}", f"--seed={seed}", *assigned),
+                content=content,
             )
         )
     return found
+
+
+def _refuse_twice(settings: Sequence[str], over: Sequence[str]) -> None:
+    """One of two would silently win."""
+    for own, instead in (("method", "--methods"), ("seed", "--seeds")):
+        if own in over or any(word.partition("=")[0] == f"--{own}" for word in settings):
+            raise CouceError(f"a study sets {own} itself: say which with {instead}")
+    words = [word.removeprefix("--set=") for word in settings]
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
+    for key in over:
+        if key in given:
+            raise CouceError(f"{key} is given twice, by itself and with --over")
+
+
+def _content(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Of the files among them their hashes, of the folders where they are and how many files they hold."""
+    found = []
+    for argument in arguments:
+        path = Path(argument.rpartition("=")[2])
+        if path.is_file():
+            found.append(hashlib.sha256(path.read_bytes()).hexdigest())
+        elif path.is_dir():
+            count = sum(len(files) for _, _, files in os.walk(path))
+            found.append(f"{path.resolve()} {count}")
+    return tuple(found)
 
 
 def run_cells(
