@@ -29,9 +29,15 @@ _BUSY = (429, 503)
 class ServerError(CouceError):
     """What the server says is wrong; ``code`` stays the same between versions."""
 
-    def __init__(self, sentence: str, status: int = 0, code: str = "unreachable") -> None:
+    def __init__(
+        self,
+        sentence: str,
+        status: int = 0,
+        code: str = "unreachable",
+        retried: bool = False,  # whether an earlier try was not answered, or with "busy"
+    ) -> None:
         super().__init__(sentence)
-        self.status, self.code = status, code
+        self.status, self.code, self.retried = status, code, retried
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,12 @@ class Client:
         return _found(self._send("GET", f"/items/{quote(id, safe='')}"))
 
     def remove(self, id: str) -> None:
-        self._request("DELETE", f"/items/{quote(id, safe='')}")
+        """Gone once this returns, also if the answer to a first try was lost."""
+        try:
+            self._request("DELETE", f"/items/{quote(id, safe='')}")
+        except ServerError as error:
+            if not (error.code == "not_found" and error.retried):
+                raise
 
     def items(self, filter: Sequence[str] = ()) -> Iterator[Found]:
         """All of them, page by page."""
@@ -155,7 +166,8 @@ class Client:
             time.sleep(every)
             job = self._send("GET", f"/evaluate/{job['id']}")
         if job["state"] != "done":
-            raise ServerError(f"the evaluation {job['state']}: {job['detail']}", code=job["state"])
+            why = f": {job['detail']}" if job["detail"] else ""
+            raise ServerError(f"the evaluation {job['state']}{why}", code=job["state"])
         return job
 
     def info(self) -> dict[str, Any]:
@@ -217,6 +229,7 @@ def _found(body: Mapping[str, Any]) -> Found:
 def _error(answer: urllib3.BaseHTTPResponse) -> ServerError:
     try:
         problem = answer.json()
-        return ServerError(problem["detail"], answer.status, problem["code"])
+        retried = answer.retries is not None and bool(answer.retries.history)
+        return ServerError(problem["detail"], answer.status, problem["code"], retried)
     except (ValueError, KeyError, TypeError):
         return ServerError(f"the server answered {answer.status}", answer.status, "unknown")

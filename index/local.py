@@ -199,7 +199,7 @@ class LocalIndex:
             "recent": moment.recent.size,
             "removed": len(moment.removed),
             "measured": measured.model_dump() if measured is not None else None,
-            "bytes": sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file()),
+            "bytes": sum(map(_size, self.folder.iterdir())),
         }
 
     def close(self) -> None:
@@ -332,3 +332,11 @@ class LocalIndex:
         except Exception as error:  # told now, and raised by wait()
             self._fault = error
             self._say(f"compaction failed: {error}")
+
+
+def _size(path: Path) -> int:
+    """Of a file, which a compaction may be about to delete."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0

@@ -33,9 +33,11 @@ log = logging.getLogger("couce.server")
 
 
 def create_app(
-    settings: ServerSettings | None = None, ready: Callable[[], None] = lambda: None
+    settings: ServerSettings | None = None,
+    ready: Callable[[], None] = lambda: None,
+    failed: Callable[[Exception], None] = lambda _: None,
 ) -> FastAPI:
-    """The server as an ASGI application. ``ready`` is called once it can answer."""
+    """The server as an ASGI application. ``ready`` is called once it can answer, ``failed`` if it cannot."""
     chosen = settings or ServerSettings()
     measures = Measures()
 
@@ -43,8 +45,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             service = await _open(chosen, measures)
-        except CouceError as error:
-            app.state.fault = error  # for whoever started it
+        except Exception as error:
+            failed(error)
             raise
         app.state.service = service
         ready()
@@ -113,8 +115,8 @@ def refuse_open_door(settings: ServerSettings, keys: Keys) -> None:
     needed = wanted == "required" or (wanted == "auto" and not settings.local)
     if needed and not keys.all():
         raise CouceError(
-            f"a server at {settings.host} wants keys, and there is none yet; make one with"
-            " `couce key new NAME --role admin`, or serve everyone with --keys off"
+            f"a server at {settings.host} wants keys, and there is none yet; make one with `couce key new"
+            f" NAME --role admin --state {settings.state_folder}`, or serve everyone with --keys off"
         )
 
 

@@ -134,6 +134,8 @@ def embed_queries(
         preprocess=Preprocess.parse(preprocess) if preprocess else None,
         max_pixels=settings["pixels"],
     )
+    # By now the file may be another model than the one that is served: refused, and not measured.
+    open_index(settings["index"], model_hash=embedder.hash, dim=embedder.dim).close()
 
     def images() -> Iterator[bytes]:
         for name in names:

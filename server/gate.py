@@ -22,7 +22,6 @@ LEFT = 499  # in log and measures: the client left before it was answered
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SLOWEST = 100_000  # bytes a second that a long request must bring
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -37,6 +36,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, measures: Measures) -> None:
         self._app, self._settings, self._measures = app, settings, measures
+        sites = {_host(origin).hostname for origin in settings.origins}
+        self._names = {"localhost", "127.0.0.1", "::1", settings.host, *sites}
         self._held = 0  # bytes of bodies that requests under way have brought
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,9 +86,11 @@ class Gate:
 
     def _check(self, headers: Headers) -> None:
         """No other page may speak through its visitor's browser to a server that trusts its own machine."""
-        if self._settings.local and _host(f"//{headers.get('host', '')}").hostname not in _LOCAL:
+        named = _host(f"//{headers.get('host', '')}").hostname
+        if self._settings.local and named not in self._names:
             raise Problem(
-                "forbidden", "this server answers to localhost only; start it with --host"
+                "forbidden",
+                "this server answers to localhost only; --origin allows a site in front of it, --host others",
             )
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origins:

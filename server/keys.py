@@ -3,11 +3,14 @@
 A key is 256 random bits, so its plain sha256 at rest cannot be guessed back, unlike a password's.
 """
 
+import fcntl
 import hashlib
 import hmac
 import json
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -74,10 +77,6 @@ class Keys:
 
     def make(self, name: str, role: str, rate: float | None = None) -> str:
         """A new key, which is told once and kept only as its hash."""
-        if any(key.name == name for key in self.all()):
-            raise CouceError(
-                f"there is a key named {name!r} already; revoke it, or choose another name"
-            )
         token = f"couce_{secrets.token_urlsafe(32)}"
         key = Key.parse(
             {
@@ -88,18 +87,31 @@ class Keys:
                 "made": time.time(),
             }
         )
-        self._write((*self.all(), key))
+        with self._changing() as keys:
+            if any(each.name == name for each in keys):
+                raise CouceError(
+                    f"there is a key named {name!r} already; revoke it, or choose another name"
+                )
+            self._write((*keys, key))
         return token
 
     def revoke(self, name: str) -> None:
-        left = tuple(key for key in self.all() if key.name != name)
-        if len(left) == len(self.all()):
-            raise CouceError(f"there is no key named {name!r}; `couce key list` has them")
-        self._write(left)
+        with self._changing() as keys:
+            left = tuple(key for key in keys if key.name != name)
+            if len(left) == len(keys):
+                raise CouceError(f"there is no key named {name!r}; `couce key list` has them")
+            self._write(left)
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[Key, ...]]:
+        """The keys of now, which nobody else changes meanwhile: a revoked one must not come back."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.all()
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         text = json.dumps(_File(entries=keys).model_dump(), indent=2) + "\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
 
         def write(part: Path) -> None:
             part.touch(0o600)

@@ -31,7 +31,8 @@ class Pictures:
         if not shelf.is_dir():
             shelf.mkdir(parents=True, exist_ok=True)
             sync_folder(self._folder)
-        handle = os.open(shelf, os.O_RDONLY)
+        # A file: of a folder's lock other machines that share it over a network would not know.
+        handle = os.open(shelf / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

@@ -1,5 +1,6 @@
 """`couce serve`: the application in uvicorn, in one process or several."""
 
+import json
 import logging
 import multiprocessing
 import os
@@ -23,6 +24,8 @@ from couce.server.engine import Engine
 from couce.server.keys import Keys
 from couce.server.protocol import Protocol
 from couce.server.settings import ServerSettings
+
+log = logging.getLogger("couce.server")
 
 _SETTINGS = "COUCE_SERVER_SETTINGS"  # how they reach the processes
 _BACKLOG = 2048
@@ -59,13 +62,13 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
 def _serve_one(
     settings: ServerSettings, listening: socket.socket, ready: Callable[[], None]
 ) -> None:
-    app = create_app(settings, ready)
+    faults: list[Exception] = []
+    app = create_app(settings, ready, faults.append)
     try:
         uvicorn.Server(uvicorn.Config(app, **_UVICORN)).run(sockets=[listening])
     except SystemExit:  # how uvicorn ends when the application does not start
-        fault: CouceError | None = getattr(app.state, "fault", None)
-        if fault is not None:
-            raise fault from None
+        if faults:
+            raise faults[0] from None
         raise
 
 
@@ -92,7 +95,10 @@ def app_from_environment() -> FastAPI:
     """For the processes that uvicorn starts."""
     _log_to_stderr()
     threading.Thread(target=_follow, name="follow", daemon=True).start()
-    return create_app(ServerSettings.model_validate_json(os.environ[_SETTINGS]))
+    return create_app(
+        ServerSettings.model_validate_json(os.environ[_SETTINGS]),
+        failed=lambda error: log.error(json.dumps({"event": "not started", "reason": str(error)})),
+    )
 
 
 def _follow() -> None:
@@ -124,7 +130,6 @@ def _log_to_stderr() -> None:
     """A line of JSON for each request. uvicorn's own lines say nothing that these do not."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    log = logging.getLogger("couce.server")
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
     for name in (

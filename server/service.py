@@ -1,6 +1,7 @@
 """What the routes share, and an image's way from bytes to its embedding."""
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Service:
             raise Problem(
                 "rate_limited",
                 f"the key {key.name!r} may send {key.rate:g} requests a second",
-                {"Retry-After": str(max(1, round(seconds)))},
+                {"Retry-After": str(math.ceil(seconds))},
             )
         return key
 

@@ -84,7 +84,7 @@ async def read_json(request: Request, limit: int | None = None) -> dict[str, Any
         if limit is not None and len(body) > limit:
             raise Problem("too_large", f"JSON has {limit} bytes at most here")
     try:
-        found = json.loads(body)
+        found = json.loads(body.decode())  # left to itself it would take half characters and UTF-16
         if b"\\u" in body:  # half of a character can be written so, and nothing can keep it
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):

@@ -21,8 +21,10 @@ def new(
     """Make a key. It is shown once and kept as its hash."""
     from couce.server.keys import Keys
 
-    token = Keys.in_folder(state).make(name, role, rate)
+    keys = Keys.in_folder(state)
+    token = keys.make(name, role, rate)
     typer.echo(token)
+    typer.echo(f"Its hash is kept in {keys.path}.", err=True)
     typer.echo(f"Sent as: curl -H 'Authorization: Bearer {token}' ...", err=True)
 
 

@@ -67,22 +67,20 @@ async function start(request) {
     const job = await request();
     if (here().view === "evaluation") go("evaluation", { job: job.id });
   } catch (error) {
-    showEvaluation(here());
+    if (here().view === "evaluation") showEvaluation(here());
     trouble.replaceChildren(box(error.message));
   }
 }
 
 async function upload(file) {
-  const field = { zip: "queries", npz: "embeddings" }[file.name.split(".").pop().toLowerCase()];
-  if (!field) throw new Problem(`${file.name} is neither a zip nor an npz.`);
+  const kind = { zip: "zip", npz: "x-npz" }[file.name.split(".").pop().toLowerCase()];
+  if (!kind) throw new Problem(`${file.name} is neither a zip nor an npz.`);
   const { limits } = await info();
   if (file.size > limits.upload_bytes) {
     throw new Problem(`${file.name} has ${megabytes(file.size)}, the server takes ${megabytes(limits.upload_bytes)}.`);
   }
-  const form = new FormData();
-  form.append(field, file, file.name);
   place.replaceChildren(make("p", { role: "status" }, "Sending the file…"));
-  return (await send("/evaluate", { method: "POST", body: form })).json();
+  return (await send("/evaluate", { method: "POST", body: file, type: `application/${kind}` })).json();
 }
 
 function drawJob(job) {
@@ -93,7 +91,7 @@ function drawJob(job) {
   ];
   const card = make(
     "article",
-    { class: "card", "data-state": job.state },
+    { class: "card", "data-id": job.id, "data-state": job.state },
     make("h2", {}, OF[job.of] ?? job.of),
     make("p", { class: "hint" }, [STATE[job.state], job.started && `begun ${when(job.started)}`, ...size].filter(Boolean).join(" · ")),
   );
@@ -102,7 +100,7 @@ function drawJob(job) {
   if (job.metrics) card.append(metrics(job.metrics));
   // While it runs, only what changed is put in anew, so that the focus stays on the button.
   const old = find("article", place);
-  if (old && old.dataset.state === job.state && !ended(job)) {
+  if (old && old.dataset.id === job.id && old.dataset.state === job.state && !ended(job)) {
     find(".stage", old).textContent = job.stage;
     find(".share", old).textContent = shareOf(job);
     find("progress", old).value = find("progress", card).value;

@@ -139,6 +139,8 @@ def test_too_many_filters(server: Server) -> None:
     ("body", "expected"),
     [
         (rb'{"id": "\ud800"}', 400),
+        (b'{"id": "\xed\xa0\x80"}', 400),  # half a character, in bytes
+        (r'{"id": "\ud800"}'.encode("utf-16"), 400),
         (rb'{"id": "\u0000"}', 404),
         (rb'{"\ud800": "p1"}', 400),
         (rb'{"id": "p1", "filter": ["metadata.\ud800=1"]}', 400),

@@ -58,6 +58,8 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         (["--host", "::", "--workers", "2"], "couce key new"),
         (["--host", "192.0.2.1"], "cannot be listened on"),
         (["--keys", "perhaps"], "authentication"),
+        (["--state", "model.onnx"], "ot a directory"),
+        (["--index", "birds", "--host", "::"], "--state birds/server"),
         (["--index", "milvus+http://127.0.0.1:1/x"], "--state"),
     ):
         said = couce(folder, "serve", "--port", "0", *arguments, code=2)
@@ -175,6 +177,18 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
             self.end_headers()
             self.wfile.write(body)
 
+        def do_DELETE(self) -> None:
+            """Done, but the answer is lost: only the second try is answered."""
+            times.append(time.monotonic())
+            if len(times) == 1:
+                self.close_connection = True
+                return
+            body = json.dumps({"detail": "there is no item", "code": "not_found"}).encode()
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def log_message(self, *_: object) -> None:
             pass
 
@@ -189,6 +203,11 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
         times.clear()
         with pytest.raises(ServerError, match="busy"):
             Client(address, retries=0).info()
+        times.clear()
+        Client(address).remove("a")
+        assert len(times) == 2
+        with pytest.raises(ServerError, match="no item"):
+            Client(address).remove("a")
     finally:
         server.shutdown()
         thread.join()

@@ -72,6 +72,17 @@ class TestEvaluation:
         assert {k: v for k, v in job["metrics"].items() if k != "NMI"} == pytest.approx(expected)
         assert not (folder / "index" / "server" / "evaluations" / job["id"] / "input").exists()
 
+    def test_of_queries_by_another_model_is_refused(
+        self, client: TestClient, make_model: Callable[..., Path]
+    ) -> None:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("class-0/1.png", picture(100))
+        make_model(licence="another")  # put there, but not yet served
+        job = finished(client, client.post("/evaluate", files={"queries": file.getvalue()}).json())
+        assert job["state"] == "failed", job
+        assert "model" in job["detail"]
+
     def test_of_embeddings(self, client: TestClient) -> None:
         rows = np.random.default_rng(0).standard_normal((30, 5)).astype(np.float32)
         labels = np.arange(30) // 6
@@ -183,6 +194,18 @@ class TestKeys:
         ):
             pass
 
+    def test_changes_at_once_lose_none(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        Keys(path).make("old", "read")
+        changes = [lambda n=n: Keys(path).make(f"new {n}", "read") for n in range(12)]
+        threads = [threading.Thread(target=each) for each in changes]
+        threads.insert(6, threading.Thread(target=lambda: Keys(path).revoke("old")))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {key.name for key in Keys(path).all()} == {f"new {n}" for n in range(12)}
+
     def test_have_a_rate(self, serve: Serve, folder: Path) -> None:
         token = Keys.in_folder(folder / "index" / "server").make("slow", "read", rate=2)
         client = serve()
@@ -232,6 +255,7 @@ class TestGate:
             {"origin": "http://localhost"},
             {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"},
             {"host": "[::1]:8000"},
+            {"host": "friend.example"},  # a proxy on this machine that passes names on
             {"origin": "https://friend.example"},
         ):
             answer = client.post("/search", content=picture(1), headers=headers)

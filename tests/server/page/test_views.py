@@ -12,7 +12,7 @@ from couce.metrics import query_gallery_metrics, retrieval_metrics
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from .conftest import Open
 from .site import COLOURS, HOSTILE, LONG, PER_CLASS, Site, write_picture
@@ -131,6 +131,34 @@ def test_an_evaluation_fails_or_is_cancelled(visit: Open, tmp_path: Path) -> Non
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".card[data-state=cancelled]")).to_be_visible(timeout=PATIENCE)
     expect(page.locator("#jobs a").first).to_contain_text("cancelled")
+
+
+def test_the_evaluation_that_is_shown_is_the_one_that_is_cancelled(visit: Open) -> None:
+    """Two that both wait look alike."""
+    page = visit().page
+    cancelled: list[str] = []
+    jobs = {
+        id: {"id": id, "of": of, "state": "queued", "progress": 0, "stage": "waiting", "made": 0}
+        | dict.fromkeys(("metrics", "detail", "items", "classes", "started", "ended"))
+        | {"left_out": 0}
+        for id, of in (("a" * 16, "index"), ("b" * 16, "embeddings"))
+    }
+
+    def answer(route: Route) -> None:
+        id = route.request.url.rpartition("/")[2]
+        if route.request.method == "DELETE":
+            cancelled.append(id)
+        found = jobs[id] if id in jobs else {"jobs": list(jobs.values())}
+        route.fulfill(json=found)
+
+    page.route(re.compile("/evaluate"), answer)
+    page.evaluate("location.hash = '#/evaluation'")
+    for id, title in (("a" * 16, "This index"), ("b" * 16, "Embeddings of an npz")):
+        page.locator(f"#jobs a[href*='{id}']").click()
+        expect(page.locator(".card h2")).to_have_text(title)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_disabled()
+    assert cancelled == ["b" * 16]
 
 
 def test_hostile_names_are_text(visit: Open, address: str, site: Site, tmp_path: Path) -> None:
