@@ -2,7 +2,7 @@
 
 By default glibc gives large blocks back to the system at once, and the next one of that size is taken
 anew, page by page, each cleared by the kernel. Where the same large blocks come and go, a step of training on
-a CPU or one decoded image after another, that is a third to a half of all the time.
+a CPU or one decoded image after another, that is up to half of all the time.
 """
 
 import ctypes
