@@ -112,11 +112,6 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
         (["--methods", "bass"], "did you mean 'base'"),
         (["--methods", "base,base"], "stands twice"),
         (["--over", "lr"], "key=a,b"),
-        (["--over", "seed=7,8"], "--seeds"),
-        (["--method", "couce-plus"], "--methods"),
-        (["--seed=7"], "--seeds"),
-        (["--epochs", "2", "--over", "epochs=1,2"], "epochs is given twice"),
-        (["--over", "dim=8,16"], "dim is given twice"),  # SMALL sets it
     ],
 )
 def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -156,6 +151,21 @@ def test_every_documented_ablation_can_be_trained() -> None:
         *("msrci.bands", "msrci.strongest", "msrci.invariance", "msrci.stop_gradient"),
         *("msrci.schedule", "msrci.temperature", "msrci.weight", "covariance.weight"),
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "over", "words"),
+    [
+        ([], ["seed=7,8"], "--seeds"),
+        (["--method", "couce-plus"], [], "--methods"),
+        (["--seed=7"], [], "--seeds"),
+        (["--epochs", "2"], ["epochs=1,2"], "epochs is given twice"),
+        (["--set=dim=8"], ["dim=8,16"], "dim is given twice"),
+    ],
+)
+def test_what_is_given_twice_is_refused(settings: list[str], over: list[str], words: str) -> None:
+    with pytest.raises(CouceError, match=words):
+        cells(["demo"], settings, ["base"], 1, over)
 
 
 def test_other_arguments_are_another_run() -> None:
