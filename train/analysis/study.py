@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from couce.cores import usable_cores
 from couce.errors import CouceError
+from couce.train.data import DATASETS
 
 Metrics = dict[str, float]
 
@@ -61,7 +62,9 @@ def cells(
             raise CouceError(f"--over takes key=a,b, such as msrci.strongest=0.4,0.8, not {axis!r}")
         axes.append([(key, value) for value in values.split(",")])
     _refuse_twice(settings, [axis[0][0] for axis in axes])
-    content = _content([*data, *settings])
+    # A set's name is no path, though a folder may be called so: `couce demo` makes one.
+    named = data[0] == "demo" or data[0] in DATASETS
+    content = _content([*data[named:], *settings])
     found = []
     for seed, point, method in product(range(seeds), product(*axes), methods):
         of_data = [f"--{key}={value}" for key, value in point if key == "confounding"]
