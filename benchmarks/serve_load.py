@@ -187,13 +187,12 @@ def server(command: list[str], port: int, log: Path) -> Iterator[None]:
         time.sleep(3)  # for those that listen before they have loaded
         yield
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(15)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # children that outlive it would hold the port
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def reference(model: Path, index: Path, files: list[Path], seconds: float) -> dict[str, float]:
@@ -206,7 +205,7 @@ print(json.dumps(bare({str(model)!r}, {str(index)!r}, {[str(f) for f in files]!r
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parent,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
@@ -255,7 +254,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="a Python with couce, litserve and bentoml")
     arguments = parser.parse_args()
     counts = [int(count) for count in arguments.clients.split(",")]
-    files = image_files(arguments.folder)
+    files = image_files(arguments.folder.absolute())
     files = files[:: max(1, len(files) // arguments.images)][: arguments.images]
     with tempfile.TemporaryDirectory() as scratch:
         run(Path(scratch), arguments, files, counts)
@@ -266,7 +265,7 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
     gallery = scratch / "gallery"
     gallery.mkdir()
     for number, file in enumerate(files):
-        (gallery / f"{number}{file.suffix}").symlink_to(file.absolute())
+        (gallery / f"{number}{file.suffix}").symlink_to(file)
     couce = [sys.executable, "-m", "couce"]
     model = arguments.model.absolute()
     subprocess.run(

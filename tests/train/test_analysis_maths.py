@@ -20,7 +20,7 @@ from couce.train.analysis.gradcam import enlarged, heat_maps, looking_at
 from couce.train.analysis.grid import Found, choose, search
 from couce.train.analysis.plots import Cell, draw, fitted, sheet
 from couce.train.analysis.runs import sample, unique_names
-from couce.train.analysis.semantic import linear_cka
+from couce.train.analysis.semantic import linear_cka, nearest_of_others
 from couce.train.data.base import Item, Split
 
 
@@ -40,6 +40,19 @@ def test_linear_cka_against_the_definition_by_kernels() -> None:
     turned, _ = np.linalg.qr(rng.standard_normal((5, 5)))
     assert linear_cka(x, 7 * x @ turned + 3) == pytest.approx(1)
     assert math.isnan(linear_cka(np.ones((4, 2)), x[:4]))
+
+
+def test_a_class_mean_leaves_the_image_itself_out() -> None:
+    rng = np.random.default_rng(1)
+    labels = np.repeat([4, 7, 9], 3)
+    clean, other = rng.standard_normal((2, 9, 5)).astype(np.float32)
+    clean /= np.linalg.norm(clean, axis=1, keepdims=True)
+    expected = []
+    for n in range(9):
+        others = np.arange(9) != n
+        means = [clean[others & (labels == code)].mean(axis=0) for code in (4, 7, 9)]
+        expected.append(np.argmax([other[n] @ mean / np.linalg.norm(mean) for mean in means]))
+    np.testing.assert_array_equal(nearest_of_others(other, clean, labels), expected)
 
 
 def test_phases_are_wrapped_to_the_half_open_circle() -> None:

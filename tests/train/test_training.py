@@ -20,6 +20,8 @@ from couce.train.data.demo import write_demo
 from couce.train.session import Data, train
 from couce.train.settings import resolve
 
+from .conftest import Call
+
 # Small enough for a second an epoch, whole enough to have every part of the method.
 SMALL = {"dim": 16, "batch_classes": 6, "batch_images": 2, "epochs": 3, "evaluate_every": 1}
 
@@ -291,13 +293,17 @@ def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_calls_are_sentences(
-    options: list[str], words: str, pictures: Path, tmp_path: Path
+    options: list[str],
+    words: str,
+    pictures: Path,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = [sys.executable, "-m", "couce", "train", "demo", "--data", str(pictures), *options]
-    done = run(command, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    code, _, error = call("train", "demo", "--data", str(pictures), *options)
+    assert code == 2
+    assert words in error
 
 
 def test_a_checkpoint_executes_nothing(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Bench:
 
         def step() -> None:
             self.network.train()
+            self.network.backbone.eval()  # BatchNorm's statistics are frozen, as for CUB
             m, m_tilde = self.network.views(self.images, objective.intervention)
             total = objective(m, self.labels, m_tilde).total
             self.optimiser.zero_grad()
