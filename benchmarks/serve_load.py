@@ -171,6 +171,22 @@ async def open_loop(requests: list[bytes], port: int, rate: float, seconds: floa
     return measured
 
 
+def wait_for_port(port: int, listening: bool, process: subprocess.Popen[bytes] | None = None) -> bool:
+    """For a minute at most, and not once ``process`` has ended."""
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            found = True
+        except OSError:
+            found = False
+        if found == listening:
+            return True
+        if process is not None and process.poll() is not None:
+            return False
+        time.sleep(0.1)
+    return False
+
+
 @contextmanager
 def server(command: list[str], port: int, log: Path) -> Iterator[None]:
     with log.open("w") as out:
@@ -178,21 +194,20 @@ def server(command: list[str], port: int, log: Path) -> Iterator[None]:
             command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        for _ in range(600):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-                break
-            if process.poll() is not None:
-                sys.exit(f"{command} ended: {log.read_text()[-2000:]}")
-            time.sleep(0.1)
+        if not wait_for_port(port, True, process):
+            sys.exit(f"{command} does not listen: {log.read_text()[-2000:]}")
         time.sleep(3)  # for those that listen before they have loaded
         yield
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(15)
-        with suppress(ProcessLookupError):  # children that outlive it would hold the port
+            process.wait(30)
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    # Workers in a session of their own (BentoML's) outlive it for a while, and hold the port.
+    if not wait_for_port(port, False):
+        sys.exit(f"{command} still listens a minute after its end")
 
 
 def reference(model: Path, index: Path, files: list[Path], seconds: float) -> dict[str, float]:
