@@ -171,7 +171,9 @@ async def open_loop(requests: list[bytes], port: int, rate: float, seconds: floa
     return measured
 
 
-def wait_for_port(port: int, listening: bool, process: subprocess.Popen[bytes] | None = None) -> bool:
+def wait_for_port(
+    port: int, listening: bool, process: subprocess.Popen[bytes] | None = None
+) -> bool:
     """For a minute at most, and not once ``process`` has ended."""
     for _ in range(600):
         try:
