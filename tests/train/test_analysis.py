@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,37 +18,29 @@ from couce.train.analysis.study import Spread, cells, run_cells
 from couce.train.data.demo import example_of, read_plan, write_demo
 from couce.train.settings import resolve
 
+from .conftest import Call
+
 SMALL = ["dim=16", "batch_classes=6", "batch_images=2", "epochs=1"]
 
 
-def study(pictures: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "couce",
-        "analyze",
-        "ablation",
-        "demo",
-        "--data",
-        str(pictures),
-    ]
-    command += [
-        "--out",
-        str(out),
-        "--report",
-        str(out / "report"),
-        *(f"--set={value}" for value in SMALL),
-        *more,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def study(call: Call) -> Call:
+    """`couce analyze ablation demo` in this process; its runs are processes of their own."""
+
+    def run(pictures: Path, out: Path, *more: str) -> tuple[int, str, str]:
+        places = ["--data", pictures, "--out", out, "--report", out / "report"]
+        chosen = [f"--set={value}" for value in SMALL]
+        return call("analyze", "ablation", "demo", *places, *chosen, *more)
+
+    return run
 
 
-def test_a_study_from_start_to_table(tmp_path: Path) -> None:
+def test_a_study_from_start_to_table(tmp_path: Path, study: Call) -> None:
     pictures = write_demo(tmp_path / "demo", per_class=3)
     out = tmp_path / "studies"
     arguments = ["--methods", "base,odba", "--seeds", "2", "--over", "lr=0.001", "--jobs", "2"]
-    done = study(pictures, out, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said, complained = study(pictures, out, *arguments)
+    assert code == 0, said + complained
     content = json.loads((out / "ablation-lr.json").read_text())
     assert [(run["method"], run["seed"]) for run in content["runs"]] == [
         ("base", 0),
@@ -63,7 +53,7 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     row = content["rows"]["lr=0.001 base"]["R@1"]
     assert row["mean"] == pytest.approx(sum(found) / 2)
     assert row["deviation"] == pytest.approx(statistics.stdev(found))
-    assert f"{100 * row['mean']:.1f}±" in done.stdout
+    assert f"{100 * row['mean']:.1f}±" in said
     section = json.loads((out / "report" / "ablation-lr.json").read_text())
     assert section["values"]["rows"] == content["rows"]
     assert (out / "report" / "ablation-lr.png").read_bytes().startswith(b"\x89PNG")
@@ -73,8 +63,8 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert len(logs) == 4
     interrupted = out / content["runs"][0]["name"]
     (interrupted / "result.json").write_text('{"last": ')  # as a full disk would leave it
-    again = study(pictures, out, *arguments)
-    assert again.returncode == 0, again.stderr
+    code, _, complained = study(pictures, out, *arguments)
+    assert code == 0, complained
     changed = [path for path, when in logs.items() if path.stat().st_mtime_ns != when]
     assert [path.name for path in changed] == [f"{interrupted.name}.log"]
     assert json.loads((out / "ablation-lr.json").read_text())["rows"] == content["rows"]
@@ -89,21 +79,21 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     assert set(made_of.gradients) == {"dml", "orth"}
 
 
-def test_held_out_classes_are_no_part_of_the_analysis(tmp_path: Path) -> None:
+def test_held_out_classes_are_no_part_of_the_analysis(tmp_path: Path, study: Call) -> None:
     pictures = write_demo(tmp_path / "demo", per_class=3)
-    done = study(
+    code, _, complained = study(
         pictures, tmp_path / "out", "--methods=odba", "--seeds=1", "--validate-classes=0.2"
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0, complained
     (run,) = (path for path in (tmp_path / "out").iterdir() if (path / "last.pt").exists())
     assert analyse(open_run(run)).gate is not None
 
 
-def test_a_failed_run_says_why(tmp_path: Path) -> None:
-    done = study(tmp_path / "absent", tmp_path / "out", "--methods", "base", "--seeds", "1")
-    assert done.returncode == 2
-    assert "the run base-seed0-" in done.stderr
-    assert "no data set at" in done.stderr
+def test_a_failed_run_says_why(tmp_path: Path, study: Call) -> None:
+    code, _, said = study(tmp_path / "absent", tmp_path / "out", "--methods=base", "--seeds=1")
+    assert code == 2
+    assert "the run base-seed0-" in said
+    assert "no data set at" in said
 
 
 @pytest.mark.parametrize(
@@ -114,11 +104,12 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
         (["--over", "lr"], "key=a,b"),
     ],
 )
-def test_wrong_calls_are_sentences(arguments: list[str], words: str, tmp_path: Path) -> None:
-    done = study(tmp_path, tmp_path / "out", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_calls_are_sentences(
+    arguments: list[str], words: str, tmp_path: Path, study: Call
+) -> None:
+    code, _, said = study(tmp_path, tmp_path / "out", *arguments)
+    assert code == 2
+    assert words in said
 
 
 def test_every_documented_ablation_can_be_trained() -> None:
