@@ -13,14 +13,15 @@ import numpy as np
 from couce.cores import usable_cores
 from couce.embedder import Embedder
 from couce.engines import import_engine
-from couce.index import Index, open_index
+from couce.index import Hit, Index, open_index
 from couce.index.base import Mode
 from couce.index.catalog import NAME as CATALOG
 from couce.index.opening import is_remote
 from couce.preprocess import Preprocess
-from couce.server.batcher import Batcher, largest_batch
+from couce.server.batcher import Batcher, Row, largest_batch
 from couce.server.measures import Measures
 from couce.server.problems import Problem
+from couce.server.searches import Searches, Wanted
 from couce.server.settings import ServerSettings
 
 _T = TypeVar("_T")
@@ -40,6 +41,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(
             _SEARCHES, "index", _alone if len(index) < _LARGE else None
         )
+        self.searches = Searches(self._search)
         self._users = 0
         self._retired = False
         self._free = asyncio.Event()
@@ -75,6 +77,10 @@ class Engine:
     async def ask(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Calls the index in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def _search(self, rows: list[Row], wanted: Wanted) -> list[list[Hit]]:
+        k, offset, chosen = wanted
+        return await self.ask(self.index.search, rows, k, chosen, offset)
 
     def take(self) -> None:
         self._users += 1

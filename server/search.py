@@ -16,6 +16,7 @@ from couce.server.batcher import Row
 from couce.server.engine import Engine
 from couce.server.problems import IMAGE_CODES, Problem, documented
 from couce.server.schema import FILTERS, image_body
+from couce.server.searches import Wanted
 from couce.server.service import Service, may_read, service_of, while_connected
 from couce.server.uploads import Options, Upload, all_of, read
 
@@ -109,7 +110,11 @@ async def _search(
     else:
         row = _given(options.vector or [], engine)
     began = time.perf_counter()
-    hits = await engine.ask(_hits, engine.index, row, options, chosen)
+    if options.id is None and options.group_by is None:
+        wanted = Wanted(options.k, options.offset, chosen)
+        hits = _above(await engine.searches.hits(row, wanted), options.min_score)
+    else:
+        hits = await engine.ask(_looked_through, engine.index, row, options, chosen)
     took = time.perf_counter() - began
     service.measures.stages.labels("search").observe(took)
     return {
@@ -119,11 +124,11 @@ async def _search(
     }
 
 
-def _hits(index: Index, row: Row, options: SearchOptions, chosen: Filter | None) -> list[Hit]:
+def _looked_through(
+    index: Index, row: Row, options: SearchOptions, chosen: Filter | None
+) -> list[Hit]:
+    """Where not every hit counts: as many as it takes are looked through."""
     wanted = options.k + options.offset
-    if options.id is None and options.group_by is None:
-        (hits,) = index.search([row], options.k, chosen, options.offset)
-        return _above(hits, options.min_score)
     depth = wanted + 1 if options.group_by is None else 4 * wanted
     while True:
         (found,) = index.search([row], min(depth, _DEEPEST), chosen)
