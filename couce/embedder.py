@@ -224,8 +224,9 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised, and said in a sentence
     options.intra_op_num_threads = threads
-    # Threads that sleep between two layers take a tenth longer for a lone image; threads that spin between two
-    # runs take the cores from whoever decodes, searches or answers. So they spin for the moment between layers.
+    # Threads that sleep between two layers take a tenth longer for a lone image; threads that spin between
+    # two runs take the cores from whoever decodes, searches or answers. So they spin for the moment that
+    # the next layer takes to come.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "5")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # Never as onnxruntime's own format, which is not what was looked through for other files.

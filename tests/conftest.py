@@ -15,6 +15,18 @@ from couce.preprocess import Preprocess
 CROP, DIM = 16, 8
 MakeModel = Callable[..., Path]
 
+# Made once for many tests, and too dear to be made by every worker.
+SHARED = ("milvus_server", "browser", "runs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers (``scripts/test`` has one for each core), one gets all tests that share such a thing."""
+    for item in items:
+        for name in SHARED:
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
+
 
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:

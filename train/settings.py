@@ -104,7 +104,6 @@ METHODS: dict[str, dict[str, Any]] = {
             "strongest": 0.9,
             "scope": "channel",
             "supervise": "mixed",
-            "share": 0.5,
         },
         "covariance": _OFF,
     },
