@@ -21,7 +21,7 @@ SHARED = ("milvus_server", "browser", "runs")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers (``scripts/test`` has one for each core), one gets all tests that share such a thing."""
+    """Of several workers (``scripts/test`` has one for each core), one gets all that share such a thing."""
     for item in items:
         for name in SHARED:
             if name in getattr(item, "fixturenames", ()):
