@@ -1,6 +1,7 @@
 """Every analysis of a trained run, through the command line."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_tsne_and_its_repetition(runs: dict[str, Path], call: Call, tmp_path: Pa
 
 def test_grid(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
     code, _, _ = call(
-        *("analyze", "grid", runs["base"], runs["couce"], "--queries", 3, "--differing"),
+        *("analyze", "grid", runs["base"], runs["couce"], "--queries", 3),
         *("--images", 60, "--out", tmp_path),
     )
     assert code == 0
@@ -89,6 +90,18 @@ def test_grid(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
             assert each["found"] == expected
             own = Path(each["query"]).parent.name
             assert each["right"] == [Path(path).parent.name == own for path in each["found"]]
+
+
+def test_a_grid_of_differing_queries_needs_runs_that_differ(
+    runs: dict[str, Path], call: Call, tmp_path: Path
+) -> None:
+    twin = shutil.copytree(runs["base"], tmp_path / "twin")
+    code, _, complaint = call(
+        *("analyze", "grid", runs["base"], twin, "--differing"),
+        *("--images", 60, "--out", tmp_path),
+    )
+    assert code == 2
+    assert "leave out --differing" in complaint
 
 
 def _embedded(path: Path, images: int) -> tuple[np.ndarray, Split]:
