@@ -303,6 +303,7 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
     requests = [request_of(file.read_bytes(), port) for file in files]
     found: dict[tuple[str, int], Measured] = {}
     references: list[dict[str, float]] = []
+    ratios: list[str] = []  # of 32 clients, turn by turn
     for turn in range(arguments.rounds):
         references.append(reference(model, index, files, arguments.seconds))
         for name, command in commands.items():
@@ -310,6 +311,8 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
                 for count in counts:
                     new = uvloop.run(closed_loop(requests, port, count, arguments.seconds))
                     found[name, count] = found.get((name, count), Measured()).joined(new)
+                    if (name, count) == ("couce", 32):
+                        ratios.append(f"{new.rate / references[-1]['images/s']:.3f}")
         print(f"turn {turn + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
     rate = statistics.fmean(each["images/s"] for each in references)
     alone = statistics.fmean(each["ms"] for each in references)
@@ -328,7 +331,8 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
         at = found["couce", 32]
         taken = at.clients / (at.seconds * usable_cores())
         print(
-            f"32 clients: {at.rate / rate:.3f} of Embedder's throughput; the clients took {taken:.1%}"
+            f"32 clients: {at.rate / rate:.3f} of Embedder's throughput (turns {', '.join(ratios)});"
+            f" the clients took {taken:.1%}"
             f" of the cores, without which it is {at.rate / (1 - taken) / rate:.3f}"
         )
         with server(commands["couce"], port, scratch / "couce.log"):
