@@ -1,5 +1,6 @@
 """Images to embeddings with an ONNX model in onnxruntime. No torch."""
 
+import copy
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,6 +91,16 @@ class Embedder:
             raise CouceError(f"{self.path} cannot be used: its names are damaged") from None
         except CouceError as error:
             raise CouceError(f"{self.path} cannot be used: {error}") from None
+
+    def with_threads(self, threads: int) -> "Embedder":
+        """The same model with another number of threads, beside this one."""
+        content = _read(self.path)
+        if hashlib.sha256(content).hexdigest() != self.hash:
+            raise CouceError(f"{self.path} was replaced while it was opened; open it again")
+        other = copy.copy(self)
+        other.threads = threads
+        other.provider, other._session = _open(content, self.path, self.provider, threads)
+        return other
 
     def embed(self, sources: Iterable[Source]) -> NDArray[np.float32]:
         """Unit rows (n, d) in the order of ``sources``; an image that cannot be read is an error."""

@@ -5,6 +5,10 @@ long enough, whichever comes first. On its way is what is being decoded, so an i
 waits for company. While a batch is in the model the next one gathers, and once full it stands behind it, so
 that the model goes from one to the next without waiting for anybody.
 
+A model on a CPU has two lanes, each with half of the cores and batches of half the size. A layer ends with
+the last of its threads, so that one whose core a decoder takes for a moment keeps the others waiting; two
+batches on a core each do not wait for each other. An image that has the model for itself has all cores.
+
 Batches have powers of two as their sizes: of 11 images 8 leave, and the other three have company by the time
 the model is free. So the engine sees few shapes, whose memory it keeps, and none of its work is padding.
 """
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]  # (crop, crop, 3)
 Row = NDArray[np.float32]  # (d,)
+Run = Callable[[Pixels], NDArray[np.float32]]
 
 
 class Embedded(NamedTuple):
@@ -46,23 +51,30 @@ def largest_batch(images: int) -> int:
 
 
 class Batcher:
-    """``run`` takes pixels (N, crop, crop, 3) and gives rows (N, d), in a thread of its own."""
+    """``run`` takes pixels (N, crop, crop, 3) and gives rows (N, d), in a thread of its own.
+
+    ``lane``, if given, does the same with half of the cores and may run twice at a time. Either way up to
+    ``size`` images are in the model.
+    """
 
     def __init__(
         self,
-        run: Callable[[Pixels], NDArray[np.float32]],
+        run: Run,
         size: int,
         wait: float,
         observe: Callable[[int], object] = lambda _: None,
+        lane: Run | None = None,
     ) -> None:
         self._run, self._wait, self._observe = run, wait, observe
-        self.size = largest_batch(size)
+        self._lane = lane or run
+        self._lanes = 2 if lane else 1
+        self.size = largest_batch(size // self._lanes)  # of a lane's batch
         self._waiting: deque[_Waiting] = deque()
         self._coming = 0
-        self._inside = 0  # batches that the model has or that stand behind it
+        self._taken = 0  # lanes that have a batch, and a batch that stands behind them
         self._changed = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "model")
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(2)]
+        self._threads = ThreadPoolExecutor(self._lanes, "model")
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes + 1)]
 
     @contextmanager
     def coming(self) -> Iterator[None]:
@@ -88,53 +100,59 @@ class Batcher:
                 await task
         for each in self._waiting:
             each.answer.cancel()
-        self._thread.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     async def _work(self) -> None:
         while True:
-            batch = await self._gather()
+            batch, run = await self._gather()
+            lanes = self._lanes if run is self._run else 1
             self._observe(len(batch))
-            self._inside += 1
+            self._taken += lanes
             try:
-                await self._answer(batch)
+                await self._answer(batch, run)
             except Exception:  # the model's: one image must not fail the others
                 for each in batch:
                     try:
-                        await self._answer([each])
+                        await self._answer([each], run)
                     except Exception as error:
                         if not each.answer.done():
                             each.answer.set_exception(error)
             finally:
-                self._inside -= 1
+                self._taken -= lanes
                 self._changed.set()
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
+    async def _answer(self, batch: list[_Waiting], run: Run) -> None:
         began, rows = await asyncio.get_running_loop().run_in_executor(
-            self._thread, _through, self._run, [each.pixels for each in batch]
+            self._threads, _through, run, [each.pixels for each in batch]
         )
         ran = time.perf_counter() - began
         for each, row in zip(batch, rows, strict=True):
             if not each.answer.done():
                 each.answer.set_result(Embedded(row, began - each.since, ran))
 
-    async def _gather(self) -> list[_Waiting]:
+    async def _gather(self) -> tuple[list[_Waiting], Run]:
+        """The next batch, and what it goes through."""
         while True:
             self._waiting = deque(
                 w for w in self._waiting if not w.answer.done()
             )  # who has not left
             count = len(self._waiting)
             left = None  # seconds after which to look again, unless something changes before
-            if count and not self._inside:
+            free = self._lanes - self._taken
+            if count and free > 0:
                 left = self._waiting[0].since + self._wait - time.perf_counter()
             if count >= self.size or (left is not None and (not self._coming or left <= 0)):
-                leave = min(self.size, largest_batch(count))
-                return [self._waiting.popleft() for _ in range(leave)]
+                if count == 1 and free == self._lanes:
+                    return [self._waiting.popleft()], self._run
+                share = count if free < 2 else (count + 1) // 2  # the rest is for the other lane
+                leave = min(self.size, largest_batch(share))
+                return [self._waiting.popleft() for _ in range(leave)], self._lane
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
 
 
-def _through(run: Callable[[Any], NDArray[np.float32]], pixels: list[Pixels]) -> tuple[float, Any]:
+def _through(run: Run, pixels: list[Pixels]) -> tuple[float, Any]:
     """When the model began, and its rows."""
     began = time.perf_counter()
     return began, run(np.stack(pixels))

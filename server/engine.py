@@ -36,8 +36,9 @@ class Engine:
 
     batcher: Batcher
 
-    def __init__(self, embedder: Embedder, index: Index) -> None:
+    def __init__(self, embedder: Embedder, lane: Embedder | None, index: Index) -> None:
         self.embedder, self.index = embedder, index
+        self._lane = lane  # the same model on half of its cores
         self._threads = ThreadPoolExecutor(
             _SEARCHES, "index", _alone if len(index) < _LARGE else None
         )
@@ -57,21 +58,33 @@ class Engine:
             preprocess=Preprocess.parse(settings.preprocess) if settings.preprocess else None,
             max_pixels=settings.pixels,
         )
+        lane = None
+        if embedder.provider == "cpu" and embedder.threads > 1 and settings.batch > 1:
+            lane = embedder.with_threads(embedder.threads // 2)
         crop = embedder.preprocess.crop
-        for size in {1, largest_batch(settings.batch)}:  # its memory for both is taken now
-            noise = np.random.default_rng(0).integers(0, 256, (size, crop, crop, 3), np.uint8)
-            embedder.run(noise)
+        noise = np.random.default_rng(0).integers(0, 256, (settings.batch, crop, crop, 3), np.uint8)
+        embedder.run(noise[:1])
+        # Its memory for the largest batch is taken now.
+        if lane is None:
+            embedder.run(noise[: largest_batch(settings.batch)])
+        else:
+            lane.run(noise[: largest_batch(settings.batch // 2)])
         mode: Mode = "read" if settings.read_only else "share"
         if settings.new_index and not settings.read_only:
             if is_remote(settings.index):
                 mode = "write"  # a collection is made with its first item
             elif not (Path(settings.index) / CATALOG).exists():
                 open_index(settings.index, "write", embedder.hash, embedder.dim).close()
-        return cls(embedder, open_index(settings.index, mode, embedder.hash, embedder.dim, say=say))
+        index = open_index(settings.index, mode, embedder.hash, embedder.dim, say=say)
+        return cls(embedder, lane, index)
 
     def start(self, settings: ServerSettings, measures: Measures) -> None:
         self.batcher = Batcher(
-            self.embedder.run, settings.batch, settings.batch_wait, measures.batches.observe
+            self.embedder.run,
+            settings.batch,
+            settings.batch_wait,
+            measures.batches.observe,
+            self._lane.run if self._lane else None,
         )
 
     async def ask(self, function: Callable[..., _T], *arguments: Any) -> _T:

@@ -202,6 +202,17 @@ def test_nonsense_settings(make_model: MakeModel, options: dict[str, int]) -> No
         Embedder(make_model(), **options)  # type: ignore[arg-type]
 
 
+def test_with_other_threads_it_is_the_same_model(make_model: MakeModel) -> None:
+    embedder = Embedder(make_model(), threads=2)
+    alone = embedder.with_threads(1)
+    assert (embedder.threads, alone.threads) == (2, 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, CROP, CROP, 3), np.uint8)
+    np.testing.assert_allclose(alone.run(pixels), embedder.run(pixels), atol=1e-6)
+    make_model(backbone="another")
+    with pytest.raises(CouceError, match="was replaced"):
+        embedder.with_threads(1)
+
+
 def test_files_that_are_no_models(make_model: MakeModel, tmp_path: Path) -> None:
     whole = make_model().read_bytes()
     (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])

@@ -20,9 +20,12 @@ class Model:
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.batches: list[list[int]] = []
+        self.inside = 0
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
+        self.inside += 1
         assert self.go_on.wait(10)
+        self.inside -= 1
         values = [int(each) for each in pixels[:, 0, 0, 0]]
         if 13 in values:
             raise ValueError("thirteen")
@@ -65,6 +68,32 @@ def test_what_waits_while_the_model_is_busy_goes_together_in_powers_of_two() -> 
     rows, model = run(test)
     assert rows == list(range(12))  # each its own
     assert model.batches == [[0], list(range(1, 9)), [9, 10], [11]]
+
+
+def test_a_lone_image_has_all_cores_and_several_share_two_lanes() -> None:
+    lane = Model()
+
+    async def test(model: Model) -> list[float]:
+        batcher = Batcher(model, 8, 0.0, lane=lane)
+        alone = await gathered(batcher, range(1))
+        tasks = await gathered(batcher, range(1, 4))  # wait: it has both lanes
+        assert model.inside == 1
+        assert lane.inside == 0
+        model.go_on.set()
+        await asyncio.gather(*alone)
+        tasks += await gathered(batcher, range(20, 31))
+        assert lane.inside == 2  # at a time, and a third batch behind them
+        lane.go_on.set()
+        rows = [float((await task).row[0]) for task in tasks]
+        last = await batcher.embed(image(40))
+        await batcher.close()
+        return [*rows, float(last.row[0])]
+
+    rows, model = run(test)
+    assert rows == [*range(1, 4), *range(20, 31), 40]
+    assert model.batches == [[0], [40]]
+    assert sorted(map(len, lane.batches)) == [1, 1, 2, 2, 4, 4]
+    assert max(map(len, lane.batches)) == 8 // 2
 
 
 def test_a_lone_image_does_not_wait_for_company() -> None:
