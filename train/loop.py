@@ -8,13 +8,14 @@ with the weights of one that was not.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from couce import checkpoint
 from couce.backbones.folding import frozen
@@ -67,6 +68,10 @@ class Run:
         self.network, _ = build_network(settings)
         self.network.to(self.device).to(memory_format=torch.channels_last)
         self.views = Views(self.network)
+        self.average: AveragedModel | None = None
+        if settings.average:
+            mean = get_ema_multi_avg_fn(settings.average)
+            self.average = AveragedModel(self.network, multi_avg_fn=mean, use_buffers=True)
         classes = len(train.split.names)
         loss = build_loss(settings.loss, classes, settings.dim, **settings.loss_options)
         self.objective = CouCE(loss, settings).to(self.device)
@@ -112,6 +117,8 @@ class Run:
                     nn.utils.clip_grad_value_(group["params"], settings.clip)
                 self.scaler.step(self.optimiser)
                 self.scaler.update()
+                if self.average is not None:
+                    self.average.update_parameters(self.network)
                 for name, value in values.items():
                     sums[name] = sums.get(name, 0.0) + value / len(plan)
                 yield Step(epoch + 1, step + 1, len(plan), len(plan[step]), total.item(), values)
@@ -167,7 +174,7 @@ class Run:
         if self.processes.leads:
             every = self.settings.evaluate_every
             if self.epoch % every == 0 or self.epoch == self.settings.epochs:
-                metrics = measure(self.network, self.chooser, self.device)
+                metrics = measure(self.result, self.chooser, self.device)
                 best = metrics["R@1"] > self.best["R@1"]
             if best:
                 self.best = {"epoch": self.epoch, **metrics}
@@ -175,6 +182,11 @@ class Run:
             checkpoint.save(self.folder / "last.pt", self.state(metrics))
         self.processes.wait()
         return Epoch(self.epoch, self.optimiser.param_groups[0]["lr"], parts, metrics, best)
+
+    @property
+    def result(self) -> EmbeddingNetwork:
+        """What is evaluated, saved and exported."""
+        return self.network if self.average is None else cast(EmbeddingNetwork, self.average.module)
 
     def state(self, metrics: dict[str, float]) -> dict[str, Any]:
         return {
@@ -185,7 +197,8 @@ class Run:
             "epoch": self.epoch,
             "metrics": metrics,
             "best": self.best,
-            "network": self.network.state_dict(),
+            "network": self.result.state_dict(),
+            "learning": None if self.average is None else self.network.state_dict(),
             "objective": self.objective.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -195,7 +208,10 @@ class Run:
         """Goes on from what :meth:`state` gave."""
         if content["classes"] != list(self.train.split.names):
             raise CouceError("the checkpoint was trained on other classes than this data set has")
-        self.network.load_state_dict(content["network"])
+        self.network.load_state_dict(content.get("learning") or content["network"])
+        if self.average is not None:
+            self.average.module.load_state_dict(content["network"])
+            self.average.n_averaged.fill_(1)  # it has begun; how long ago does not matter to it
         self.objective.load_state_dict(content["objective"])
         self.optimiser.load_state_dict(content["optimiser"])
         self.scaler.load_state_dict(content["scaler"])

@@ -16,7 +16,12 @@ from PIL import Image
 
 from couce import checkpoint
 from couce.errors import CouceError
+from couce.train.data import open_dataset
 from couce.train.data.demo import write_demo
+from couce.train.evaluate import build_network
+from couce.train.images import ImageStore
+from couce.train.loop import Run, Step
+from couce.train.processes import Processes
 from couce.train.session import Data, train
 from couce.train.settings import resolve
 
@@ -101,10 +106,10 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
     pictures: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run([sys.executable, *arguments(pictures, whole)]).returncode == 0
+    assert run([sys.executable, *arguments(pictures, whole, average=0.9)]).returncode == 0
 
     for wait_for in (1, 2):  # killed somewhere after each of these epochs
-        command = [sys.executable, *arguments(pictures, killed)]
+        command = [sys.executable, *arguments(pictures, killed, average=0.9)]
         if killed.exists():
             command = [
                 sys.executable,
@@ -229,8 +234,6 @@ def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
     for name, options in (("warm-up", {"warmup": 1}), ("stage1", {"freeze": "stage1"})):
         train(Data("demo", pictures), settings(epochs=1, **options), tmp_path / name)
         after = checkpoint.load(tmp_path / name / "last.pt")["network"]
-        from couce.train.evaluate import build_network
-
         torch.manual_seed(0)
         before = build_network(settings())[0].state_dict()
         changed[name] = {
@@ -241,6 +244,27 @@ def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
             and not torch.equal(before[key], after[key])
         }
     assert changed == {"warm-up": {"head"}, "stage1": {"stage2", "head"}}
+
+
+def test_the_running_mean_of_the_weights_is_what_is_saved(pictures: Path, tmp_path: Path) -> None:
+    momentum, chosen = 0.8, settings(average=0.8, epochs=2)
+    found = open_dataset("demo", pictures)
+    _, preprocess = build_network(chosen)
+    train_store, test_store = (ImageStore(each, preprocess) for each in (found.train, found.test))
+    tmp_path.joinpath("run").mkdir()
+    training = Run(chosen, train_store, test_store, tmp_path / "run", Processes())
+    mean: dict[str, torch.Tensor] = {}
+    for event in training:
+        if isinstance(event, Step):
+            for name, now in training.network.state_dict().items():
+                before = mean.get(name, now)
+                mean[name] = momentum * before.double() + (1 - momentum) * now.double()
+    saved = checkpoint.load(tmp_path / "run" / "last.pt")
+    for name, value in saved["network"].items():
+        if value.is_floating_point():  # BatchNorm counts its batches too
+            torch.testing.assert_close(value.double(), mean[name], rtol=1e-4, atol=1e-6, msg=name)
+    head = [saved[part]["head.weight"] for part in ("network", "learning")]
+    assert not torch.allclose(*head)
 
 
 def test_caches_change_nothing(pictures: Path, tmp_path: Path) -> None:
