@@ -70,7 +70,8 @@ class Run:
         self.views = Views(self.network)
         self.average: AveragedModel | None = None
         if settings.average:
-            mean = get_ema_multi_avg_fn(settings.average)
+            span = settings.average * settings.epochs * len(self._plan(0))  # steps
+            mean = get_ema_multi_avg_fn(1 - 1 / max(1.0, span))
             self.average = AveragedModel(self.network, multi_avg_fn=mean, use_buffers=True)
         classes = len(train.split.names)
         loss = build_loss(settings.loss, classes, settings.dim, **settings.loss_options)
@@ -91,9 +92,7 @@ class Run:
         normalise = Normalise(self.train.preprocess).to(self.device)
         for epoch in range(self.epoch, settings.epochs):
             views = self._prepare(epoch)
-            plan = balanced_epoch(
-                labels, settings.batch_classes, settings.batch_images, settings.seed, epoch
-            )
+            plan = self._plan(epoch)
             share = self.processes.share(len(plan[0]))
             batches = training_batches(self.train, labels, plan, settings.seed, epoch, share)
             sums: dict[str, float] = {}
@@ -124,6 +123,12 @@ class Run:
                 yield Step(epoch + 1, step + 1, len(plan), len(plan[step]), total.item(), values)
             self.epoch = epoch + 1
             yield self._finish(sums)
+
+    def _plan(self, epoch: int) -> list[NDArray[np.intp]]:
+        labels, settings = self.train.split.labels, self.settings
+        return balanced_epoch(
+            labels, settings.batch_classes, settings.batch_images, settings.seed, epoch
+        )
 
     def _prepare(self, epoch: int) -> nn.Module:
         """Rates, what learns and what is frozen in this epoch."""

@@ -35,7 +35,8 @@ class TrainSettings(MethodSettings):
     lr_gamma: float = Field(0.5, gt=0, le=1)
     warmup: int = Field(5, ge=0)  # epochs in which only head and proxies learn
     clip: float = Field(10.0, gt=0)  # of gradient values
-    # Momentum of a running mean of the weights, which is then what is evaluated, saved and exported; 0: none.
+    # The share of the run that a running mean of the weights spans, which is then what is evaluated, saved
+    # and exported; 0: none. Its momentum is 1 − 1/steps of that share.
     average: float = Field(0.0, ge=0, lt=1)
     freeze: Literal["none", "stage1"] = "none"  # stage1: no gradients are computed there
     freeze_statistics: bool = True  # of BatchNorm
@@ -108,7 +109,7 @@ METHODS: dict[str, dict[str, Any]] = {
             "supervise": "mixed",
         },
         "covariance": _OFF,
-        "average": 0.995,
+        "average": 0.2,
     },
 }
 
