@@ -109,7 +109,6 @@ METHODS: dict[str, dict[str, Any]] = {
             "supervise": "mixed",
         },
         "covariance": _OFF,
-        "average": 0.2,
     },
 }
 
