@@ -141,6 +141,12 @@ def resolve(
     return TrainSettings.parse(values)
 
 
+def meaning(method: str) -> str:
+    """What the names in a command stand for, as text: the defaults and the recipes of this version."""
+    recipes = [TrainSettings().model_dump(mode="json"), _DATASETS, _BACKBONES, PRESETS]
+    return json.dumps([*recipes, METHODS.get(method)])
+
+
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):

@@ -16,7 +16,7 @@ from couce.train.analysis.confounding import analyse, variances
 from couce.train.analysis.runs import open_run
 from couce.train.analysis.study import Spread, cells, run_cells
 from couce.train.data.demo import example_of, read_plan, write_demo
-from couce.train.settings import resolve
+from couce.train.settings import METHODS, resolve
 
 from .conftest import Call
 
@@ -181,6 +181,16 @@ def test_other_content_of_the_same_name_is_another_run(tmp_path: Path) -> None:
     (photos / "one.png").touch()
     names.append(name())
     assert len(set(names)) == 3
+
+
+def test_a_name_that_stands_for_something_else_is_another_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = cells(["demo"], [], ["base", "couce-plus"], 1, [])
+    changed = {**METHODS["couce-plus"], "odba": {"weight": 0.0}}
+    monkeypatch.setitem(METHODS, "couce-plus", changed)
+    after = cells(["demo"], [], ["base", "couce-plus"], 1, [])
+    assert [a.name == b.name for a, b in zip(before, after, strict=True)] == [True, False]
 
 
 def test_a_run_that_cannot_start(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from couce.cores import usable_cores
 from couce.errors import CouceError
 from couce.train.data import DATASETS
+from couce.train.settings import meaning
 
 Metrics = dict[str, float]
 
@@ -27,11 +28,11 @@ class Cell(NamedTuple):
     seed: int
     data: tuple[str, ...]  # of `couce train`: what to train on
     settings: tuple[str, ...]  # of `couce train`: how
-    content: tuple[str, ...]  # what is in the files and folders that these name
+    content: tuple[str, ...]  # what the names in these stand for, and what is in the files
 
     @property
     def name(self) -> str:
-        """The run's folder: readable, and another one for other arguments, or others of the same name."""
+        """The run's folder: readable, and another one for other arguments, or if they mean something else."""
         what = json.dumps([self.data, self.settings, self.content])
         digest = hashlib.sha256(what.encode()).hexdigest()[:8]
         return "-".join([*self.over, self.method, f"seed{self.seed}", digest]).replace("/", "_")
@@ -76,7 +77,7 @@ def cells(
                 seed=seed,
                 data=(*data, *of_data),
                 settings=(*settings, f"--method={method}", f"--seed={seed}", *assigned),
-                content=content,
+                content=(*content, meaning(method)),
             )
         )
     return found
