@@ -58,6 +58,7 @@ class Embedder:
         hash: sha256 of the file, by which an index knows its model.
         dim: length of an embedding.
         provider: ``cuda``, ``tensorrt`` or ``cpu``: where it really runs.
+        fixed_batch: how many images the model always takes; None for as many as there are.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Embedder:
         try:
             self.info = ModelInfo.from_metadata(self._session.get_modelmeta().custom_metadata_map)
             self.preprocess = _preprocessing(self.info, preprocess)
-            self._feed, self._fixed_batch = _feeder(self._session, self.info, self.preprocess)
+            self._feed, self.fixed_batch = _feeder(self._session, self.info, self.preprocess)
             self._input = self._session.get_inputs()[0].name
             self._output, self.dim = _output(self._session)
             if self.info is not None and self.info.dim != self.dim:
@@ -151,11 +152,11 @@ class Embedder:
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Unit rows (N, d) of decoded images (N, crop, crop, 3), all in one batch."""
-        size = self._fixed_batch or len(pixels)
+        size = self.fixed_batch or len(pixels)
         rows = []
         for start in range(0, len(pixels), size):
             part = pixels[start : start + size]
-            short = size - len(part) if self._fixed_batch else 0
+            short = size - len(part) if self.fixed_batch else 0
             padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
             rows.append(self._run_once(self._feed(padded))[: len(part)])
         found = np.concatenate(rows).astype(np.float32, copy=False)

@@ -5,9 +5,9 @@ long enough, whichever comes first. On its way is what is being decoded, so an i
 waits for company. While a batch is in the model the next one gathers, and once full it stands behind it, so
 that the model goes from one to the next without waiting for anybody.
 
-A model on a CPU has two lanes, each with half of the cores and batches of half the size. A layer ends with
-the last of its threads, so that one whose core a decoder takes for a moment keeps the others waiting; two
-batches on a core each do not wait for each other. An image that has the model for itself has all cores.
+A model on a CPU has two lanes that share the cores, with batches of half the size. A layer ends with the last
+of its threads, so that one whose core a decoder takes for a moment keeps the others waiting; two batches on
+a core each do not wait for each other. An image that comes alone has all cores for itself.
 
 Batches have powers of two as their sizes: of 11 images 8 leave, and the other three have company by the time
 the model is free. So the engine sees few shapes, whose memory it keeps, and none of its work is padding.
@@ -53,8 +53,8 @@ def largest_batch(images: int) -> int:
 class Batcher:
     """``run`` takes pixels (N, crop, crop, 3) and gives rows (N, d), in a thread of its own.
 
-    ``lane``, if given, does the same with half of the cores and may run twice at a time. Either way up to
-    ``size`` images are in the model.
+    ``lane``, if given, does the same and may run twice at a time. Either way up to ``size`` images are in the
+    model.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Batcher:
         self._waiting: deque[_Waiting] = deque()
         self._coming = 0
         self._taken = 0  # lanes that have a batch, and a batch that stands behind them
+        self._alone = False  # whether an image has the model for itself
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(self._lanes, "model")
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes + 1)]
@@ -105,9 +106,10 @@ class Batcher:
     async def _work(self) -> None:
         while True:
             batch, run = await self._gather()
-            lanes = self._lanes if run is self._run else 1
+            alone = run is not self._lane
+            self._alone |= alone
             self._observe(len(batch))
-            self._taken += lanes
+            self._taken += 1
             try:
                 await self._answer(batch, run)
             except Exception:  # the model's: one image must not fail the others
@@ -118,7 +120,8 @@ class Batcher:
                         if not each.answer.done():
                             each.answer.set_exception(error)
             finally:
-                self._taken -= lanes
+                self._alone &= not alone
+                self._taken -= 1
                 self._changed.set()
 
     async def _answer(self, batch: list[_Waiting], run: Run) -> None:
@@ -138,13 +141,15 @@ class Batcher:
             )  # who has not left
             count = len(self._waiting)
             left = None  # seconds after which to look again, unless something changes before
-            free = self._lanes - self._taken
+            free = 0 if self._alone else self._lanes - self._taken
             if count and free > 0:
                 left = self._waiting[0].since + self._wait - time.perf_counter()
-            if count >= self.size or (left is not None and (not self._coming or left <= 0)):
+            full = count >= self.size and not self._alone
+            if full or (left is not None and (not self._coming or left <= 0)):
                 if count == 1 and free == self._lanes:
                     return [self._waiting.popleft()], self._run
-                share = count if free < 2 else (count + 1) // 2  # the rest is for the other lane
+                # Of two free lanes the other has its half, unless more is coming for it.
+                share = count if free < 2 or self._coming else (count + 1) // 2
                 leave = min(self.size, largest_batch(share))
                 return [self._waiting.popleft() for _ in range(leave)], self._lane
             self._changed.clear()

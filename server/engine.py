@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(self, embedder: Embedder, lane: Embedder | None, index: Index) -> None:
         self.embedder, self.index = embedder, index
-        self._lane = lane  # the same model on half of its cores
+        self._lane = lane  # the same model for two batches at a time
         self._threads = ThreadPoolExecutor(
             _SEARCHES, "index", _alone if len(index) < _LARGE else None
         )
@@ -59,12 +59,18 @@ class Engine:
             max_pixels=settings.pixels,
         )
         lane = None
-        if embedder.provider == "cpu" and embedder.threads > 1 and settings.batch > 1:
-            lane = embedder.with_threads(embedder.threads // 2)
+        if (
+            embedder.provider == "cpu"
+            and embedder.threads > 1
+            and settings.batch > 1
+            and embedder.fixed_batch in (None, 1)  # halves of any other would be filled up
+        ):
+            # A session has threads of its own beside that of its caller, and here it has two callers.
+            lane = embedder.with_threads(embedder.threads - 1)
         crop = embedder.preprocess.crop
         noise = np.random.default_rng(0).integers(0, 256, (settings.batch, crop, crop, 3), np.uint8)
         embedder.run(noise[:1])
-        # Its memory for the largest batch is taken now.
+        # The memory of a batch is taken now.
         if lane is None:
             embedder.run(noise[: largest_batch(settings.batch)])
         else:

@@ -205,7 +205,8 @@ def test_nonsense_settings(make_model: MakeModel, options: dict[str, int]) -> No
 def test_with_other_threads_it_is_the_same_model(make_model: MakeModel) -> None:
     embedder = Embedder(make_model(), threads=2)
     alone = embedder.with_threads(1)
-    assert (embedder.threads, alone.threads) == (2, 1)
+    options = [each._session.get_session_options() for each in (embedder, alone)]
+    assert [each.intra_op_num_threads for each in options] == [2, 1]
     pixels = np.random.default_rng(0).integers(0, 256, (3, CROP, CROP, 3), np.uint8)
     np.testing.assert_allclose(alone.run(pixels), embedder.run(pixels), atol=1e-6)
     make_model(backbone="another")

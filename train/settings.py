@@ -141,10 +141,10 @@ def resolve(
     return TrainSettings.parse(values)
 
 
-def meaning(method: str) -> str:
+def meaning(dataset: str, method: str) -> str:
     """What the names in a command stand for, as text: the defaults and the recipes of this version."""
-    recipes = [TrainSettings().model_dump(mode="json"), _DATASETS, _BACKBONES, PRESETS]
-    return json.dumps([*recipes, METHODS.get(method)])
+    recipes = [_DATASETS.get(dataset), _BACKBONES, PRESETS, METHODS.get(method)]
+    return json.dumps([TrainSettings().model_dump(mode="json"), *recipes])
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:

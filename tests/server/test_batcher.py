@@ -76,13 +76,14 @@ def test_a_lone_image_has_all_cores_and_several_share_two_lanes() -> None:
     async def test(model: Model) -> list[float]:
         batcher = Batcher(model, 8, 0.0, lane=lane)
         alone = await gathered(batcher, range(1))
-        tasks = await gathered(batcher, range(1, 4))  # wait: it has both lanes
+        tasks = await gathered(batcher, range(1, 6))  # more than a batch, but it has both lanes
         assert model.inside == 1
         assert lane.inside == 0
         model.go_on.set()
         await asyncio.gather(*alone)
         tasks += await gathered(batcher, range(20, 31))
         assert lane.inside == 2  # at a time, and a third batch behind them
+        assert sum(map(len, model.batches)) == 1
         lane.go_on.set()
         rows = [float((await task).row[0]) for task in tasks]
         last = await batcher.embed(image(40))
@@ -90,10 +91,28 @@ def test_a_lone_image_has_all_cores_and_several_share_two_lanes() -> None:
         return [*rows, float(last.row[0])]
 
     rows, model = run(test)
-    assert rows == [*range(1, 4), *range(20, 31), 40]
+    assert rows == [*range(1, 6), *range(20, 31), 40]
     assert model.batches == [[0], [40]]
-    assert sorted(map(len, lane.batches)) == [1, 1, 2, 2, 4, 4]
     assert max(map(len, lane.batches)) == 8 // 2
+
+
+def test_two_free_lanes_share_what_waits_unless_more_is_coming() -> None:
+    lane = Model()
+
+    async def test(model: Model) -> None:
+        batcher = Batcher(model, 8, 0.05, lane=lane)
+        lane.go_on.set()
+        tasks = await gathered(batcher, range(4))
+        await asyncio.gather(*tasks)
+        with batcher.coming():
+            tasks = await gathered(batcher, range(4, 8))
+        tasks += await gathered(batcher, range(8, 10))
+        await asyncio.gather(*tasks)
+        await batcher.close()
+        model.go_on.set()
+
+    run(test)
+    assert sorted(lane.batches) == [[0, 1], [2, 3], [4, 5, 6, 7], [8], [9]]
 
 
 def test_a_lone_image_does_not_wait_for_company() -> None:

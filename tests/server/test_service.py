@@ -284,7 +284,8 @@ def test_a_full_queue_is_429_and_the_rest_is_served(
     client = serve(queue=3, batch=1)
     engine = client.app.state.service.engines._now  # type: ignore[attr-defined]
     run = engine.batcher._run
-    monkeypatch.setattr(engine.batcher, "_run", lambda p: (go_on.wait(20), run(p))[1])
+    for way in ("_run", "_lane"):
+        monkeypatch.setattr(engine.batcher, way, lambda p: (go_on.wait(20), run(p))[1])
     answers: list[Any] = []
 
     def ask(seed: int) -> None:

@@ -77,7 +77,7 @@ def cells(
                 seed=seed,
                 data=(*data, *of_data),
                 settings=(*settings, f"--method={method}", f"--seed={seed}", *assigned),
-                content=(*content, meaning(method)),
+                content=(*content, meaning(data[0], method)),
             )
         )
     return found
