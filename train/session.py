@@ -126,6 +126,9 @@ def _train(
             report.step(event) if isinstance(event, Step) else report.epoch(event)
     result: dict[str, Any] = {"choice": choice}
     for name in ("last", "best"):
+        if name == "best" and run.best["epoch"] == run.epoch:  # the same weights
+            result["best"] = result["last"]
+            continue
         network, _, content = checkpoint.load_network(folder / f"{name}.pt")
         network.to(run.device).to(memory_format=torch.channels_last)
         metrics = measure(network, test, run.device, ks=(1, 2, 4, 8))
