@@ -106,6 +106,7 @@ def _train(
 
     test = store(found.test)
     chooser = test if held_out is None else store(held_out)
+    judge, judged = (test, "test half") if settings.test else (chooser, "held-out classes")
     run = Run(settings, store(learning), chooser, folder, processes, data.opening)
     if resume and (folder / "last.pt").exists():
         run.resume(checkpoint.load(folder / "last.pt"))
@@ -119,19 +120,19 @@ def _train(
     choice = "test R@1, as the field does" if held_out is None else "R@1 of held-out classes"
     with Report(folder, settings.epochs) as report:
         report.say(
-            f"{found.name}: {learning.counts} to learn from, {found.test.counts} to test on;"
+            f"{found.name}: {learning.counts} to learn from, {judge.split.counts} to test on;"
             f" the best epoch is chosen by {choice}; writing to {folder}"
         )
         for event in run:
             report.step(event) if isinstance(event, Step) else report.epoch(event)
-    result: dict[str, Any] = {"choice": choice}
+    result: dict[str, Any] = {"choice": choice, "of": judged}
     for name in ("last", "best"):
         if name == "best" and run.best["epoch"] == run.epoch:  # the same weights
             result["best"] = result["last"]
             continue
         network, _, content = checkpoint.load_network(folder / f"{name}.pt")
         network.to(run.device).to(memory_format=torch.channels_last)
-        metrics = measure(network, test, run.device, ks=(1, 2, 4, 8))
+        metrics = measure(network, judge, run.device, ks=(1, 2, 4, 8))
         result[name] = {"epoch": content["epoch"], "metrics": metrics}
     text = json.dumps(result, indent=2) + "\n"
     replace_file(folder / "result.json", lambda part: part.write_text(text))
@@ -146,7 +147,15 @@ def _hold_out(train: Split, settings: TrainSettings) -> tuple[Split, Split | Non
     count = max(2, round(settings.validate_classes * classes))
     if classes - count < 2:
         raise CouceError(f"{classes} training classes are too few to hold {count} of them out")
-    chosen = np.random.default_rng((settings.seed, 3)).choice(classes, count, replace=False)
+    if settings.validate_from is None:
+        chosen = np.random.default_rng((settings.seed, 3)).choice(classes, count, replace=False)
+    else:
+        chosen = settings.validate_from - 1 + np.arange(count)
+        if chosen[-1] >= classes:
+            raise CouceError(
+                f"{count} classes from number {settings.validate_from} on cannot be held out: there are"
+                f" {classes}; set validate_from to {classes - count + 1} at most"
+            )
     held = np.isin(train.labels, chosen)
     return train.select(~held), train.select(held)
 

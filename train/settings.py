@@ -4,9 +4,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from couce.errors import CouceError, unknown_name
 from couce.method.settings import MethodSettings
@@ -42,12 +42,29 @@ class TrainSettings(MethodSettings):
     freeze_statistics: bool = True  # of BatchNorm
 
     validate_classes: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out
+    # They are those in a row from this one, counted from 1; None: drawn at random, by the seed.
+    validate_from: int | None = Field(None, ge=1)
+    test: bool = (
+        True  # false: the test half is not looked at, and the result is of the held-out classes
+    )
     evaluate_every: int = Field(1, ge=1)  # epochs
     seed: int = 0
     device: str = "auto"
     cache: Literal["none", "ram", "disk"] = "none"  # of decoded, resized images
     workers: int = Field(4, ge=0)  # processes that decode; 0: in the loop itself
     compile: bool = False
+
+    @model_validator(mode="after")
+    def _held_out(self) -> Self:
+        for name, wanted in (
+            ("validate_from", self.validate_from),
+            ("test = false", not self.test),
+        ):
+            if wanted and not self.validate_classes:
+                raise ValueError(
+                    f"{name} needs held-out classes: set validate_classes, such as 0.3"
+                )
+        return self
 
     def to_toml(self) -> str:
         """These settings as a file for ``--config``; what is None is left out, as its default is."""

@@ -64,7 +64,7 @@ def ablation(
     if dataset.startswith("-"):
         raise CouceError(f"say what to train on before {dataset}, such as demo")
     console = Console(highlight=False, markup=False)
-    rows = study(
+    rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],
         context.args,
         methods.split(","),
@@ -74,7 +74,7 @@ def ablation(
         jobs,
         lambda line: console.print(line, soft_wrap=True),
     )
-    finish(ablation_section(rows, seeds, over or []), report)
+    finish(ablation_section(rows, seeds, over or [], judged), report)
     name = section_name(over or [])
     console.print(f"Run by run in {out / f'{name}.json'}.", soft_wrap=True)
 

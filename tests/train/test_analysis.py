@@ -12,6 +12,7 @@ import pytest
 from couce.backbones import BACKBONES
 from couce.errors import CouceError
 from couce.losses import build_loss
+from couce.train.analysis.ablation import METRICS, ablation_section
 from couce.train.analysis.confounding import analyse, variances
 from couce.train.analysis.runs import open_run
 from couce.train.analysis.study import Spread, cells, run_cells
@@ -33,6 +34,14 @@ def study(call: Call) -> Call:
         return call("analyze", "ablation", "demo", *places, *chosen, *more)
 
     return run
+
+
+def test_a_study_says_what_was_measured() -> None:
+    spread = dict.fromkeys(METRICS, Spread(0.5, 0.1))
+    for judged in ("test half", "held-out classes"):
+        about = ablation_section({"base": spread}, 3, [], judged).about
+        assert about.startswith(f"{judged.capitalize()}, last epoch, in percent: mean")
+        assert f"by the {judged} would flatter" in about
 
 
 def test_a_study_from_start_to_table(tmp_path: Path, study: Call) -> None:

@@ -18,12 +18,12 @@ from couce import checkpoint
 from couce.errors import CouceError
 from couce.train.data import open_dataset
 from couce.train.data.demo import write_demo
-from couce.train.evaluate import build_network
+from couce.train.evaluate import build_network, measure
 from couce.train.images import ImageStore
 from couce.train.loop import Run, Step
 from couce.train.processes import Processes
 from couce.train.session import Data, train
-from couce.train.settings import resolve
+from couce.train.settings import TrainSettings, resolve
 
 from .conftest import Call
 
@@ -227,6 +227,32 @@ def test_held_out_classes_choose_the_best(pictures: Path, tmp_path: Path) -> Non
     content = checkpoint.load(tmp_path / "run" / "last.pt")
     assert len(content["classes"]) == 24
     assert len(content["objective"]["loss.proxies"]) == 24
+    assert result["of"] == "test half"
+
+
+def test_the_held_out_classes_can_be_all_that_is_measured(tmp_path: Path) -> None:
+    """Those that were named, by the network that never saw them; the test half could as well be missing."""
+    pictures = write_demo(tmp_path / "demo", per_class=3)
+    chosen = settings(validate_classes=0.25, validate_from=9, test=False)
+    half = open_dataset("demo", pictures).train
+    for image in open_dataset("demo", pictures).test.paths:
+        image.write_bytes(b"no picture")
+    result = train(Data("demo", pictures), chosen, tmp_path / "run")
+    assert result["of"] == "held-out classes"
+    network, preprocess, content = checkpoint.load_network(tmp_path / "run" / "last.pt")
+    assert content["classes"] == [*half.names[:8], *half.names[16:]]
+    held = half.select(np.isin(half.labels, range(8, 16)))
+    found = measure(network, ImageStore(held, preprocess), torch.device("cpu"), ks=(1, 2, 4, 8))
+    assert result["last"]["metrics"] == pytest.approx(found)
+
+
+def test_classes_that_cannot_be_held_out(pictures: Path, tmp_path: Path) -> None:
+    beyond = settings(validate_classes=0.25, validate_from=26)
+    with pytest.raises(CouceError, match="set validate_from to 25 at most"):
+        train(Data("demo", pictures), beyond, tmp_path / "run")
+    for options in ({"validate_from": 3}, {"test": False}):
+        with pytest.raises(CouceError, match="needs held-out classes: set validate_classes"):
+            TrainSettings.parse(options)
 
 
 def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:

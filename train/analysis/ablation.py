@@ -30,10 +30,11 @@ def ablation(
     folder: Path,
     jobs: int,
     say: Callable[[str], None],
-) -> dict[str, dict[str, Spread]]:
-    """Trains what is missing and returns mean and spread of the last epoch's test metrics.
+) -> tuple[dict[str, dict[str, Spread]], str]:
+    """Trains what is missing and returns mean and spread of the last epoch's metrics, and of what they are:
+    the test half or, with ``test = false`` among the settings, held-out classes.
 
-    The last epoch, not the best: choosing one by the test half would flatter all of them. What was
+    The last epoch, not the best: choosing one by what is measured would flatter all of them. What was
     found, run by run, is in ``folder``, in a file of the section's name.
     """
     for method in methods:
@@ -59,7 +60,7 @@ def ablation(
         },
     }
     (folder / f"{section_name(over)}.json").write_text(json.dumps(content, indent=2) + "\n")
-    return rows
+    return rows, " and ".join(dict.fromkeys(result["of"] for _, result in done))
 
 
 def section_name(over: Sequence[str]) -> str:
@@ -72,20 +73,21 @@ def section_name(over: Sequence[str]) -> str:
 
 
 def ablation_section(
-    rows: dict[str, dict[str, Spread]], seeds: int, over: Sequence[str]
+    rows: dict[str, dict[str, Spread]], seeds: int, over: Sequence[str], judged: str
 ) -> Section:
     """The table, and a picture of R@1 and MAP@R: over a setting if one was gone through."""
+    measured = f"{judged.capitalize()}, last epoch, in percent"
     return Section(
         name=section_name(over),
         title="Methods side by side" + (f", over {' and '.join(over)}" if over else ""),
         about=(
             (
-                f"Test half, last epoch, in percent: mean ± sample deviation over {seeds} seeds."
+                f"{measured}: mean ± sample deviation over {seeds} seeds."
                 " With few seeds a difference smaller than the spreads is no difference."
                 if seeds > 1
-                else "Test half, last epoch, in percent. One seed: how far runs differ is not known."
+                else f"{measured}. One seed: how far runs differ is not known."
             )
-            + " The last epoch, not the best one: choosing by the test half would flatter all of them."
+            + f" The last epoch, not the best one: choosing by the {judged} would flatter all of them."
         ),
         tables=[spread_table(rows, seeds > 1)],
         pictures=[(_picture(rows, over), "Mean, and one deviation either way.")],
