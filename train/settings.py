@@ -117,7 +117,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "msrci": {"odba": _OFF, "covariance": _OFF},
     "odba+msrci": {"covariance": _OFF},
     "couce": {},
-    # Chosen on held-out training classes of CUB; why, and what it gains, is in docs/results.md.
+    # Chosen on held-out training classes of CUB; why is in docs/couce-plus.md.
     "couce-plus": {
         "msrci": {
             "schedule": "uniform",
@@ -128,6 +128,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "covariance": _OFF,
     },
 }
+# Free statistics of BatchNorm are to be those of clean maps, as the exported model will see: both views, not
+# the intervened alone. And a network that starts from noise needs to learn from clean maps too.
+_FREE_STATISTICS: dict[str, dict[str, Any]] = {"couce-plus": {"msrci": {"supervise": "both"}}}
 
 
 def resolve(
@@ -144,7 +147,6 @@ def resolve(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     given: dict[str, Any] = {}
-    _merge(given, METHODS[method])
     if config is not None:
         _merge(given, _read(config))
     for assignment in assignments:
@@ -153,14 +155,19 @@ def resolve(
     values: dict[str, Any] = {}
     recipe = _DATASETS.get(dataset, {}) | PRESETS[preset]
     backbone = given.get("backbone", recipe.get("backbone", ""))
-    for layer in (_DATASETS.get(dataset, {}), _BACKBONES.get(backbone, {}), PRESETS[preset], given):
+    for layer in (_DATASETS.get(dataset, {}), _BACKBONES.get(backbone, {}), PRESETS[preset]):
         _merge(values, layer)
+    _merge(values, METHODS[method])
+    if not (values | given).get("freeze_statistics", True):
+        _merge(values, _FREE_STATISTICS.get(method, {}))
+    _merge(values, given)
     return TrainSettings.parse(values)
 
 
 def meaning(dataset: str, method: str) -> str:
     """What the names in a command stand for, as text: the defaults and the recipes of this version."""
-    recipes = [_DATASETS.get(dataset), _BACKBONES, PRESETS, METHODS.get(method)]
+    of_method = [METHODS.get(method), _FREE_STATISTICS.get(method)]
+    recipes = [_DATASETS.get(dataset), _BACKBONES, PRESETS, *of_method]
     return json.dumps([TrainSettings().model_dump(mode="json"), *recipes])
 
 

@@ -255,6 +255,24 @@ def test_classes_that_cannot_be_held_out(pictures: Path, tmp_path: Path) -> None
             TrainSettings.parse(options)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "assignment", "supervise"),
+    [
+        ("cub", "seed=0", "mixed"),
+        ("cub", "freeze_statistics=false", "both"),
+        ("demo", "seed=0", "both"),
+        ("sop", "freeze_statistics=true", "mixed"),
+        ("demo", "msrci.supervise=mixed", "mixed"),
+    ],
+)
+def test_couce_plus_sets_free_statistics_by_clean_maps(
+    dataset: str, assignment: str, supervise: str
+) -> None:
+    chosen = resolve(dataset, method="couce-plus", assignments=[assignment])
+    assert chosen.msrci.supervise == supervise
+    assert resolve(dataset, assignments=[assignment]).msrci.scope == "sample"  # no trace is left
+
+
 def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
     changed = {}
     for name, options in (("warm-up", {"warmup": 1}), ("stage1", {"freeze": "stage1"})):
