@@ -50,4 +50,6 @@ def _describe(fault: Any, known: list[str]) -> str:
         return f"setting {key!r} is unknown" + (f" (did you mean {near[0]!r}?)" if near else "")
     message = fault["msg"].removeprefix("Value error, ")
     place = f"setting {key!r}: " if key else ""
-    return f"{place}{message[:1].lower()}{message[1:]} (got {fault['input']!r})"
+    # A rule between settings gets the whole group as its input: too much to show.
+    got = "" if isinstance(fault["input"], Mapping) else f" (got {fault['input']!r})"
+    return f"{place}{message[:1].lower()}{message[1:]}{got}"
