@@ -4,10 +4,10 @@ import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -404,14 +404,14 @@ def test_a_disk_that_is_full(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with serving(place, "--new-index") as server:
         fill(server)
     popen: Any = subprocess.Popen
+    # Not by preexec_fn: a fork, which gRPC (Milvus' client, in other tests) does not always survive.
+    limit = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        " os.execv(sys.argv[1], sys.argv[1:])"
+    )
 
-    def limited(*arguments: Any, **options: Any) -> Any:
-        sizes = (100_000, 100_000)
-        return popen(
-            *arguments,
-            **options,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, sizes),
-        )
+    def limited(command: list[str], **options: Any) -> Any:
+        return popen([sys.executable, "-c", limit, *command], **options)
 
     monkeypatch.setattr(subprocess, "Popen", limited)
     with serving(place) as server:
