@@ -44,9 +44,8 @@ class TrainSettings(MethodSettings):
     validate_classes: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out
     # They are those in a row from this one, counted from 1; None: drawn at random, by the seed.
     validate_from: int | None = Field(None, ge=1)
-    test: bool = (
-        True  # false: the test half is not looked at, and the result is of the held-out classes
-    )
+    # false: the test half is not looked at, and the result is of the held-out classes
+    test: bool = True
     evaluate_every: int = Field(1, ge=1)  # epochs
     seed: int = 0
     device: str = "auto"
