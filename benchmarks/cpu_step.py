@@ -3,7 +3,7 @@
     python benchmarks/cpu_step.py [--steps 10] [--rounds 3]
 
 Forward, backward and Adam of mobilenet_v2 at 128 pixels with stage1 frozen, batch 120: as torch does it, then
-with freed memory kept (`couce.allocator`), then also with the frozen stage's BatchNorm folded into its
+with freed memory kept (`couce.machine.allocator`), then also with the frozen stage's BatchNorm folded into its
 convolutions (`couce.backbones.folding`), as `couce train` has both. How memory is kept is a matter of the
 whole process, so each is one of its own; they take turns.
 """
@@ -27,16 +27,16 @@ BATCH = 120
 def measure(kept: bool, folded: bool, steps: int) -> dict[str, float]:
     import torch
 
-    from couce.allocator import keep_freed_memory
     from couce.backbones.folding import frozen
-    from couce.train.evaluate import build_network
+    from couce.machine.allocator import keep_freed_memory
+    from couce.train.loop import network_of
     from couce.train.settings import resolve
 
     if kept:
         keep_freed_memory()
     torch.manual_seed(0)
     settings = resolve("cub", "cpu", options={"weights": "none"})
-    network, preprocess = build_network(settings)
+    network, preprocess = network_of(settings)
     network.to(memory_format=torch.channels_last).eval()  # BatchNorm is frozen
     network.backbone.stage1.requires_grad_(False)
     stage1 = frozen(network.backbone.stage1) if folded else network.backbone.stage1

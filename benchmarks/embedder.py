@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from couce.data.folders import image_files
 from couce.embedder import Embedder
-from couce.files import image_files
 
 
 def resident() -> float:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from couce.data.folders import image_files
 from couce.embedder import Embedder
-from couce.files import image_files
-from couce.index.build import build
-from couce.index.embedding import in_process
-from couce.index.local import LocalIndex
+from couce.index.building.build import build
+from couce.index.building.embedding import in_process
+from couce.index.local.index import LocalIndex
 
 
 def linked(photos: Path, count: int, gallery: Path) -> Path:

@@ -46,8 +46,8 @@ def memory(field: str) -> int:
 
 def make(folder: Path, vectors: int, dim: int) -> None:
     from couce.index import NewItem
-    from couce.index.command import measured_line
-    from couce.index.local import LocalIndex
+    from couce.index.commands import measured_line
+    from couce.index.local.index import LocalIndex
 
     start = time.perf_counter()
     with LocalIndex(folder / "index", "write", background=False) as index:
@@ -82,7 +82,7 @@ def singles(search: Any, queries: NDArray[np.float32]) -> float:
 def run_exact(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
     import faiss
 
-    from couce.index.local import LocalIndex
+    from couce.index.local.index import LocalIndex
 
     flat = faiss.IndexFlatIP(queries.shape[1])
     ids: list[str] = []
@@ -98,8 +98,8 @@ def run_exact(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
 def run_faiss(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
     import faiss
 
-    from couce.index.manifest import Manifest
-    from couce.index.structures import innermost, parameters
+    from couce.index.local.manifest import Manifest
+    from couce.index.local.structures import innermost, parameters
 
     before = memory("VmRSS")
     manifest = Manifest.read(folder / "index")
@@ -115,7 +115,7 @@ def run_faiss(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
 def run_ours(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
     import faiss  # noqa: F401
 
-    import couce.index.local  # noqa: F401
+    import couce.index.local.index  # noqa: F401
     from couce.index import open_index
 
     before = memory("VmRSS")
@@ -130,7 +130,7 @@ def run_ours(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
         recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])
         # In turns with FAISS alone on the same mapped file: what our layer adds to a single query.
         moment = index._memory._moment  # type: ignore[attr-defined]
-        from couce.index.structures import innermost, parameters
+        from couce.index.local.structures import innermost, parameters
 
         chosen = parameters(innermost(main), moment.main.structure.effort)
         bare: list[float] = []

@@ -36,10 +36,10 @@ import numpy as np
 import uvloop
 
 from couce.client import Client
-from couce.cores import usable_cores
+from couce.data.folders import image_files
 from couce.embedder import Embedder
-from couce.files import image_files
 from couce.index import open_index
+from couce.machine.cores import usable_cores
 
 BOUNDARY = "couce-load"
 SETTLE = 1.0  # seconds of load before it counts

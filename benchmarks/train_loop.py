@@ -24,14 +24,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from couce.data import open_dataset
+from couce.data.demo import write_demo
+from couce.data.images import ImageStore
 from couce.network import Normalise
 from couce.preprocess import open_image
 from couce.train.batches import balanced_epoch, training_batches
-from couce.train.data import open_dataset
-from couce.train.data.demo import write_demo
-from couce.train.evaluate import build_network
-from couce.train.images import ImageStore
-from couce.train.loop import Run, Step
+from couce.train.loop import Step, Training, network_of
 from couce.train.processes import Processes
 from couce.train.settings import TrainSettings, resolve
 
@@ -59,10 +58,10 @@ def photos(folder: Path) -> Path:
 
 def compare(name: str, settings: TrainSettings, data: Path, steps: int, rounds: int) -> None:
     found = open_dataset(str(data))
-    _, preprocess = build_network(settings)
+    _, preprocess = network_of(settings)
     with tempfile.TemporaryDirectory() as folder:
         store = ImageStore(found.train, preprocess, settings.cache, Path(folder), settings.workers)
-        run = Run(settings, store, store, Path(folder), Processes())
+        run = Training(settings, store, store, Path(folder), Processes())
         if settings.cache == "ram":
             with ThreadPoolExecutor(WORKERS) as threads:
                 list(threads.map(store.load, range(len(found.train.paths))))
@@ -84,7 +83,7 @@ def compare(name: str, settings: TrainSettings, data: Path, steps: int, rounds: 
     )
 
 
-def bare_step(run: Run) -> Callable[[], None]:
+def bare_step(run: Training) -> Callable[[], None]:
     """A step on one batch, with nothing around it."""
     plan = plan_of(run, 0)
     batch = next(training_batches(run.train, run.train.split.labels, plan[:1], 0, 0))
@@ -102,14 +101,14 @@ def bare_step(run: Run) -> Callable[[], None]:
     return step
 
 
-def decoding(run: Run, steps: int, turn: int) -> float:
+def decoding(run: Training, steps: int, turn: int) -> float:
     """Seconds a batch of the loader alone."""
     plan = [batch for epoch in range(steps) for batch in plan_of(run, epoch)][:steps]
     batches = training_batches(run.train, run.train.split.labels, plan, 1, turn)
     return timed(lambda: list(batches)) / len(plan)
 
 
-def plan_of(run: Run, epoch: int) -> list[NDArray[np.intp]]:
+def plan_of(run: Training, epoch: int) -> list[NDArray[np.intp]]:
     settings, labels = run.settings, run.train.split.labels
     return balanced_epoch(labels, settings.batch_classes, settings.batch_images, 1, epoch)
 

@@ -13,8 +13,8 @@ share that stage2 repeats. The peak memory is that of a process of its own that 
 
 import argparse
 
-from couce.train.analysis.overhead import measure
-from couce.train.analysis.steps import Case
+from couce.train.figures.overhead import measure
+from couce.train.figures.steps import Case
 
 CASES = {"tiny": Case("tiny", 120, 64), "resnet50": Case("resnet50", 16, 224)}
 METHODS = ("base", "+ ODBA", "+ MSRCI", "CouCE, K = 2048")

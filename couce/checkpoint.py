@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from couce.backbones import build_backbone
-from couce.durable import replace_file
+from couce.backbones import BACKBONES, build_backbone
 from couce.errors import CouceError
+from couce.files import replace_file
 from couce.network import EmbeddingNetwork
+from couce.plugins import check_plugins
 from couce.preprocess import Preprocess
 
 FORMAT = 2
@@ -58,6 +59,8 @@ def load_network(path: Path) -> tuple[EmbeddingNetwork, Preprocess, dict[str, An
     content = load(path)
     try:
         model = content["model"]
+        if model["backbone"] not in BACKBONES:
+            check_plugins(content.get("plugins", {}), str(path))
         backbone = build_backbone(model["backbone"], model["split"])
         network = EmbeddingNetwork(backbone, model["dim"], model["pooling"])
         network.load_state_dict(content["network"])

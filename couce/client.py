@@ -41,7 +41,7 @@ class ServerError(CouceError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundItem:
     """An item of the gallery; ``score`` is its cosine where it was searched for."""
 
     id: str
@@ -53,7 +53,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Answer:
-    hits: tuple[Found, ...]
+    hits: tuple[FoundItem, ...]
     time: Mapping[str, float | None]  # milliseconds by stage
 
 
@@ -117,7 +117,7 @@ class Client:
         id: str | None = None,
         label: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> Found:
+    ) -> FoundItem:
         """On the server's disk once this returns."""
         fields: dict[str, Any] = {"id": id, "label": label}
         if metadata is not None:
@@ -125,7 +125,7 @@ class Client:
         fields = {name: value for name, value in fields.items() if value is not None}
         return _found(self._send("POST", "/items", fields=fields, images=[image]))
 
-    def get(self, id: str) -> Found:
+    def get(self, id: str) -> FoundItem:
         return _found(self._send("GET", f"/items/{quote(id, safe='')}"))
 
     def remove(self, id: str) -> None:
@@ -136,7 +136,7 @@ class Client:
             if not (error.code == "not_found" and error.retried):
                 raise
 
-    def items(self, filter: Sequence[str] = ()) -> Iterator[Found]:
+    def items(self, filter: Sequence[str] = ()) -> Iterator[FoundItem]:
         """All of them, page by page."""
         offset = 0
         while True:
@@ -222,8 +222,8 @@ def _file(image: Image) -> tuple[str, bytes]:
         raise CouceError(f"there is no image at {image}") from None
 
 
-def _found(body: Mapping[str, Any]) -> Found:
-    return Found(body["id"], body["label"], body["metadata"], body["image"], body.get("score"))
+def _found(body: Mapping[str, Any]) -> FoundItem:
+    return FoundItem(body["id"], body["label"], body["metadata"], body["image"], body.get("score"))
 
 
 def _error(answer: urllib3.BaseHTTPResponse) -> ServerError:

@@ -29,17 +29,17 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            known = list(cls.keys())
+            known = list(cls.names())
             faults = "; ".join(_describe(fault, known) for fault in error.errors())
             raise CouceError(faults) from None
 
     @classmethod
-    def keys(cls, prefix: str = "") -> Iterator[str]:
+    def names(cls, prefix: str = "") -> Iterator[str]:
         """The dotted names of all settings and groups of settings."""
         for name, field in cls.model_fields.items():
             group = field.annotation
             if isinstance(group, type) and issubclass(group, Settings):
-                yield from group.keys(f"{prefix}{name}.")
+                yield from group.names(f"{prefix}{name}.")
             yield prefix + name
 
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from couce import __version__
-from couce.cores import usable_cores
+from couce.machine.cores import usable_cores
 
 # Packages of one pattern install the same module: two of them overwrite each other's files.
 _RIVALS = (
@@ -27,34 +27,34 @@ IDENTITY_MODEL = bytes.fromhex(
 
 
 @dataclass
-class Report:
+class Diagnosis:
     facts: list[tuple[str, str]] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)  # what would make more possible
     problems: list[str] = field(default_factory=list)  # what must be mended
 
 
-def examine() -> Report:
+def examine() -> Diagnosis:
     """Looks at everything; a library that is missing or broken is a line, never an exception."""
-    report = Report()
-    report.facts.append(("couce", __version__))
-    report.facts.append(("python", f"{platform.python_version()} on {platform.platform()}"))
-    report.facts.append(("cores", str(usable_cores())))
-    report.problems += conflicts(installed())
+    diagnosis = Diagnosis()
+    diagnosis.facts.append(("couce", __version__))
+    diagnosis.facts.append(("python", f"{platform.python_version()} on {platform.platform()}"))
+    diagnosis.facts.append(("cores", str(usable_cores())))
+    diagnosis.problems += conflicts(installed())
     for name, look in (("onnxruntime", _onnxruntime), ("faiss", _faiss), ("torch", _torch)):
         try:
-            report.facts.append((name, look(report)))
+            diagnosis.facts.append((name, look(diagnosis)))
         except ModuleNotFoundError as error:
-            report.facts.append((name, "not installed"))
+            diagnosis.facts.append((name, "not installed"))
             if error.name != name:
-                report.problems.append(f"{name} is installed, but what it needs is not: {error}")
+                diagnosis.problems.append(f"{name} is installed, but what it needs is not: {error}")
             elif name == "torch":
-                report.advice.append("for training and export: install couce[train]")
+                diagnosis.advice.append("for training and export: install couce[train]")
             else:
-                report.problems.append(f"{name} is missing: install {_ONE_OF}")
+                diagnosis.problems.append(f"{name} is missing: install {_ONE_OF}")
         except Exception as error:  # a broken installation raises anything
-            report.facts.append((name, "broken"))
-            report.problems.append(f"{name} does not work: {error}")
-    return report
+            diagnosis.facts.append((name, "broken"))
+            diagnosis.problems.append(f"{name} does not work: {error}")
+    return diagnosis
 
 
 def installed() -> dict[str, str]:
@@ -101,7 +101,7 @@ def _cuda_majors(packages: Mapping[str, str]) -> dict[str, int]:
     return majors
 
 
-def _onnxruntime(report: Report) -> str:
+def _onnxruntime(diagnosis: Diagnosis) -> str:
     import onnxruntime
 
     # A list of compiled-in providers says nothing: a session asked for CUDA silently runs on the
@@ -115,12 +115,14 @@ def _onnxruntime(report: Report) -> str:
     session = _session_providers(onnxruntime, "CPUExecutionProvider")
     # Others, such as TensorRT, are compiled in whether or not their libraries are wanted.
     if "CUDAExecutionProvider" in set(providers) - set(working):
-        report.problems.append(
+        diagnosis.problems.append(
             "onnxruntime is built for CUDA, but a session falls back to the CPU: the driver or the"
             " CUDA libraries are missing or of another version"
         )
     if not providers:
-        report.advice.append("for a GPU: install couce[gpu-cu13] (CUDA 13) or couce[gpu] (CUDA 12)")
+        diagnosis.advice.append(
+            "for a GPU: install couce[gpu-cu13] (CUDA 13) or couce[gpu] (CUDA 12)"
+        )
     return f"{onnxruntime.__version__}, runs on {', '.join([*working, *session])}"
 
 
@@ -132,20 +134,22 @@ def _session_providers(onnxruntime: Any, provider: str) -> list[str]:
     return session.get_providers()
 
 
-def _faiss(report: Report) -> str:
+def _faiss(diagnosis: Diagnosis) -> str:
     import faiss
 
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     if any(name.startswith("faiss-gpu") for name in installed()) and not gpus:
-        report.advice.append("this faiss is built for GPUs but sees none; it works on the CPU")
+        diagnosis.advice.append("this faiss is built for GPUs but sees none; it works on the CPU")
     return f"{faiss.__version__}, {gpus} GPUs"
 
 
-def _torch(report: Report) -> str:
+def _torch(diagnosis: Diagnosis) -> str:
     import torch
 
     if torch.version.cuda and not torch.cuda.is_available():
-        report.advice.append("torch is built for CUDA but finds no GPU or driver; it uses the CPU")
+        diagnosis.advice.append(
+            "torch is built for CUDA but finds no GPU or driver; it uses the CPU"
+        )
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     return f"{torch.__version__} ({build}), trains on {', '.join(devices) or 'the CPU'}"

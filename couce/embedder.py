@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from couce.cores import usable_cores
-from couce.engines import import_engine
 from couce.errors import CouceError, unknown_name
-from couce.model_info import ModelInfo
-from couce.onnx_scan import refuse_external_data
+from couce.machine.cores import usable_cores
+from couce.machine.libraries import import_library
+from couce.models.info import ModelInfo
+from couce.models.scan import refuse_external_data
 from couce.preprocess import (
     IMAGENET,
     MAX_PIXELS,
@@ -232,7 +232,7 @@ def _read(path: Path) -> bytes:
 
 
 def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str, Any]:
-    onnxruntime = import_engine("onnxruntime")
+    onnxruntime = import_library("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised, and said in a sentence
     options.intra_op_num_threads = threads

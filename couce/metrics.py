@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from couce.engines import import_engine
 from couce.errors import CouceError
+from couce.machine.libraries import import_library
 
 # faiss multiplies this many queries at a time; whole multiples of it keep its inner loop full.
 _QUERIES = 4096
@@ -132,7 +132,7 @@ def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], depth: int, includes_self: bool
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
     """The ``depth`` nearest in ``gallery`` of each query (B, depth), block by block of queries."""
-    faiss = import_engine("faiss")
+    faiss = import_library("faiss")
     wanted = depth + includes_self
     rows = max(1, _BLOCK_BYTES // (_BYTES_PER_NEIGHBOUR * max(wanted, 1)))
     rows = rows // _QUERIES * _QUERIES or rows
@@ -149,7 +149,7 @@ def _search(
 
 def _cluster(vectors: NDArray[np.float32], clusters: int, seed: int) -> NDArray[np.intp]:
     # min_points: only silences a warning about small classes, which are what this is for.
-    kmeans = import_engine("faiss").Kmeans(
+    kmeans = import_library("faiss").Kmeans(
         vectors.shape[1], clusters, niter=20, seed=seed, min_points_per_centroid=1
     )
     kmeans.train(vectors)

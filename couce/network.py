@@ -1,17 +1,24 @@
 """The embedding network: backbone, pooling, one linear head."""
 
 from collections.abc import Callable
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Self
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from couce.backbones import Backbone
+from couce.backbones import Backbone, build_backbone
 from couce.backbones.batchnorm import two_views
-from couce.errors import unknown_name
+from couce.data.images import ImageStore
+from couce.errors import CouceError, unknown_name
 from couce.preprocess import Preprocess
 
 Pooling = Literal["avg", "avg+max"]
+
+_BATCH = 120  # images that are embedded at once
 
 
 class EmbeddingNetwork(nn.Module):
@@ -31,6 +38,10 @@ class EmbeddingNetwork(nn.Module):
         self.head = nn.Linear(backbone.channels, dim)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
+
+    def on(self, device: torch.device) -> Self:
+        """Moves the network there, in the memory layout that convolutions are fastest with."""
+        return self.to(device).to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed_maps(self.backbone(images))
@@ -94,3 +105,51 @@ class Normalise(nn.Module):
         images = pixels.permute(0, 3, 1, 2)
         images = images.flip(1) if self.flip else images
         return images * self.gain - self.offset
+
+
+def build_network(
+    backbone: str,
+    split: str | None = None,
+    weights: str = "pretrained",
+    dim: int = 512,
+    pooling: Pooling = "avg",
+    resize: int | None = None,
+    crop: int | None = None,
+) -> tuple[EmbeddingNetwork, Preprocess]:
+    """A network with its starting weights, and how its images must be prepared.
+
+    ``weights``: ``pretrained`` (the public ImageNet weights), ``none`` (random), or a file.
+    ``resize`` and ``crop`` in pixels; None means the backbone's own size.
+    """
+    pretrained = {"pretrained": True, "none": False}.get(weights, weights)
+    built = build_backbone(backbone, split, pretrained)
+    return EmbeddingNetwork(built, dim, pooling), built.preprocess.sized(resize, crop)
+
+
+@torch.inference_mode()
+def embed_images(
+    network: EmbeddingNetwork, store: ImageStore, device: torch.device
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Unit rows of the images that could be decoded, and which of the split these are (N,)."""
+    training = network.training
+    network.eval()
+    preprocess = store.preprocess
+    normalise = Normalise(preprocess).to(device)
+    edge = round((preprocess.resize - preprocess.crop) / 2)  # as Preprocess.pixels
+    centre = slice(edge, edge + preprocess.crop)
+    rows, decoded = [], np.zeros(len(store.split.paths), bool)
+    with ThreadPoolExecutor(max(1, store.workers)) as threads:
+        for start in range(0, len(decoded), _BATCH):
+            indices = range(start, min(start + _BATCH, len(decoded)))
+            images = list(threads.map(store.load_or_none, indices))
+            pixels = [image[centre, centre] for image in images if image is not None]
+            decoded[indices] = [image is not None for image in images]
+            if pixels:
+                batch = torch.from_numpy(np.stack(pixels)).to(device)
+                with torch.autocast(device.type, enabled=device.type == "cuda"):
+                    embeddings = network(normalise(batch))
+                rows.append(F.normalize(embeddings.float(), dim=1).cpu())
+    network.train(training)
+    if not rows:
+        raise CouceError("none of the images could be read")
+    return torch.cat(rows).numpy(), decoded

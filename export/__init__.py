@@ -1,1 +1,5 @@
-"""Export - checkpoint to a plain ONNX model, parity, certificate, quantisation. Imports couce only."""
+"""Export: from a checkpoint to a plain ONNX model, with proof of what is in it."""
+
+from couce.export.exporting import Exported, export
+
+__all__ = ["Exported", "export"]

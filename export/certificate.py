@@ -10,7 +10,8 @@ is the machine's noise, and that row shows how much of it there is.
 
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,20 +27,16 @@ from couce.export.graph import Input, to_onnx
 from couce.export.parity import open_session
 from couce.export.structure import Structure, differences, structure
 from couce.losses import LOSSES
+from couce.machine.timing import compare_times, time_in_turn
 from couce.method import CouCE, MethodSettings
+from couce.method.ablations import overhead_rows
 from couce.network import EmbeddingNetwork
 from couce.preprocess import Preprocess
-from couce.timing import compare_times, time_in_turn
 
-_OFF = {"weight": 0.0}
+log = logging.getLogger(__name__)
+
 CONTROL = "base, opened again"
-CAPACITIES = (512, 1024, 2048, 4096, 8192)
-ROWS: dict[str, dict[str, Any]] = {
-    "base": {"odba": _OFF, "msrci": _OFF, "covariance": _OFF},
-    "+ ODBA": {"msrci": _OFF, "covariance": _OFF},
-    "+ MSRCI": {"odba": _OFF, "covariance": _OFF},
-    **{f"CouCE, K = {k}": {"odba": {"capacity": k}} for k in CAPACITIES},
-}
+ROWS = overhead_rows((512, 1024, 2048, 4096, 8192))
 
 
 class Row(NamedTuple):
@@ -61,7 +58,6 @@ def certify(
     folder: Path,
     rounds: int = 40,
     batch: int = 1,
-    say: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Compares ``proto``, exported from the checkpoint ``content`` to ``path``, with all of ROWS.
 
@@ -70,7 +66,7 @@ def certify(
     names = [path.name, *ROWS]  # the first may be called like one of the others
     protos, left_out = [proto], [_numbers(content.get("objective", {}))]
     for name, settings in ROWS.items():
-        say(f"exporting {name}")
+        log.info("exporting %s", name)
         checkpoint = _train_one_step(folder / "row.pt", content["model"], settings)
         network, row_preprocess, row = load_network(checkpoint)
         protos.append(to_onnx(network, row_preprocess, kind))
@@ -85,7 +81,7 @@ def certify(
             raise CouceError(
                 f"no certificate: the graph of {name} is not that of the base model ({'; '.join(found)})"
             )
-    say(f"timing {len(protos)} models in turn")
+    log.info("timing %d models in turn", len(protos))
     times = time_models(protos, preprocess, kind, rounds, batch)
     return [
         Row(name, structures[n], *compare_times(times[n], times[base]), left_out[n])

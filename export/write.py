@@ -10,10 +10,10 @@ import onnx
 import torch
 
 from couce import __version__
-from couce.durable import replace_file
 from couce.errors import CouceError
 from couce.export.graph import Input
-from couce.model_info import ModelInfo
+from couce.files import replace_file
+from couce.models.info import ModelInfo
 from couce.preprocess import Preprocess
 
 

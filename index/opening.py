@@ -1,12 +1,11 @@
 """Opens an index by its address: a folder, or a Milvus collection."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 from couce.errors import CouceError, unknown_name
 from couce.index.base import Index, Mode
-from couce.index.local import LocalIndex
+from couce.index.local.index import LocalIndex
 
 MODES = get_args(Mode)
 
@@ -16,7 +15,6 @@ def open_index(
     mode: Mode = "read",
     model_hash: str | None = None,
     dim: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
     background: bool = True,
     kind: str | None = None,
 ) -> Index:
@@ -32,7 +30,6 @@ def open_index(
             changes an index that is there beside other processes that share it: what servers do.
         model_hash: sha256 of the model that embeds; an index of another model is refused.
         dim: length of its embeddings, for an index that is to be made.
-        say: is told, in a line, what was mended.
         background: whether a folder's recent changes are compacted now and then while it is open.
         kind: the type of index that a new Milvus collection gets: hnsw, ivf, ivfpq, flat, or its own
             name of one. A folder is told when it is compacted.
@@ -40,7 +37,7 @@ def open_index(
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if is_remote(address):
-        from couce.index.milvus import MilvusIndex
+        from couce.index.milvus.index import MilvusIndex
 
         return MilvusIndex(str(address), mode, model_hash, dim, kind)
     if "://" in str(address):
@@ -48,7 +45,7 @@ def open_index(
             f"{address} is no address of an index; it is a folder, or"
             " milvus+http://user:password@host:19530/collection"
         )
-    return LocalIndex(Path(address), mode, model_hash, dim, say, background)
+    return LocalIndex(Path(address), mode, model_hash, dim, background)
 
 
 def is_remote(address: str | Path) -> bool:

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from couce.errors import CouceError
-from couce.index.structures import FLAT_UP_TO, MEMORY_SHARE, codes, lists
+from couce.index.local.structures import FLAT_UP_TO, MEMORY_SHARE, codes, lists
 
 _GRAPH = 32  # links of a node in HNSW32; twice as many in its lowest layer
 _ROW = 400  # bytes of an item in the catalog beside its vector, with a path of usual length

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from couce.durable import replace_file
 from couce.errors import CouceError
+from couce.files import replace_file
 from couce.index.base import Index, Item, NewItem, Vectors, check_model
 from couce.index.paths import paths_from_json, paths_json
 

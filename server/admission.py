@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from couce.server.measures import Measures
-from couce.server.problems import Problem
+from couce.server.http.problems import Problem
+from couce.server.prometheus import Prometheus
 
 _LATE = 1.0  # seconds
 
@@ -14,8 +14,8 @@ _LATE = 1.0  # seconds
 class Admission:
     """Counts images from the moment they are taken until they are embedded."""
 
-    def __init__(self, limit: int, measures: Measures) -> None:
-        self._limit, self._measures = limit, measures
+    def __init__(self, limit: int, prometheus: Prometheus) -> None:
+        self._limit, self._measures = limit, prometheus
         self._inside = 0
         self._interval = 0.1  # seconds between two images that leave, a running mean
         self._left = time.monotonic()

@@ -1,6 +1,5 @@
 """The application: everything is opened when it starts and closed when it stops."""
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -12,24 +11,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from couce import __version__
-from couce.cores import usable_cores
 from couce.errors import CouceError
-from couce.server import embeddings, evaluate, items, search, status
+from couce.machine.cores import usable_cores
 from couce.server.admission import Admission
+from couce.server.auth import Auth, refuse_open_door
 from couce.server.decoding import Decoder
-from couce.server.engine import Engines
-from couce.server.gate import Gate
-from couce.server.jobs import Jobs
-from couce.server.keys import Keys, Rates
-from couce.server.measures import Measures
+from couce.server.http.middleware import RequestMiddleware
+from couce.server.http.problems import Problem, ProblemBody, handle
+from couce.server.http.schema import with_headers
+from couce.server.jobs.queue import Jobs
 from couce.server.pictures import Pictures
-from couce.server.problems import Problem, ProblemBody, handle
-from couce.server.schema import with_headers
-from couce.server.service import Service
+from couce.server.prometheus import Prometheus
+from couce.server.routes import embeddings, evaluate, items, search, status
+from couce.server.routes.common import Service
+from couce.server.routes.page import page_router
+from couce.server.serving import LiveServing
 from couce.server.settings import ServerSettings
-from couce.server.web import page_router
-
-log = logging.getLogger("couce.server")
 
 
 def create_app(
@@ -39,21 +36,21 @@ def create_app(
 ) -> FastAPI:
     """The server as an ASGI application. ``ready`` is called once it can answer, ``failed`` if it cannot."""
     chosen = settings or ServerSettings()
-    measures = Measures()
+    prometheus = Prometheus()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            service = await _open(chosen, measures)
+            service = await _open(chosen, prometheus)
         except Exception as error:
             failed(error)
             raise
         app.state.service = service
         ready()
         yield
-        await service.engines.close()
+        await service.live.close()
         await service.decoder.close()
-        measures.close()
+        prometheus.close()
 
     app = FastAPI(
         title="CouCE",
@@ -70,54 +67,41 @@ def create_app(
     for module in (search, embeddings, items, evaluate, status):
         app.include_router(module.router)
     app.include_router(page_router())
-    if chosen.origins:
+    if chosen.origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(chosen.origins),
+            allow_origins=list(chosen.origin),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After", "Location"],
         )
-    app.add_middleware(Gate, settings=chosen, measures=measures)
+    app.add_middleware(RequestMiddleware, settings=chosen, prometheus=prometheus)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app
 
 
-async def _open(settings: ServerSettings, measures: Measures) -> Service:
-    keys = Keys.in_folder(settings.state_folder)
-    refuse_open_door(settings, keys)
+async def _open(settings: ServerSettings, prometheus: Prometheus) -> Service:
+    refuse_open_door(settings)
     state = settings.state_folder
     decoder = Decoder(
-        max(1, usable_cores() // settings.workers), settings.decode_seconds, settings.pixels
+        max(1, usable_cores() // settings.workers), settings.decode_seconds, settings.max_pixels
     )
-    engines = Engines(settings, measures, log.warning)
+    live = LiveServing(settings, prometheus)
     try:
-        await engines.start()
+        await live.start()
     except BaseException:
         await decoder.close()
         raise
     return Service(
         settings=settings,
-        measures=measures,
-        engines=engines,
+        prometheus=prometheus,
+        live=live,
         decoder=decoder,
-        admission=Admission(settings.queue, measures),
-        keys=keys,
-        rates=Rates(),
+        admission=Admission(settings.queue, prometheus),
+        auth=Auth(settings, prometheus),
         jobs=Jobs(state / "evaluations", settings),
         pictures=Pictures(state / "images", decoder),
     )
-
-
-def refuse_open_door(settings: ServerSettings, keys: Keys) -> None:
-    """Whoever can be reached from elsewhere wants keys, unless told not to."""
-    wanted = settings.authentication
-    needed = wanted == "required" or (wanted == "auto" and not settings.local)
-    if needed and not keys.all():
-        raise CouceError(
-            f"a server at {settings.host} wants keys, and there is none yet; make one with `couce key new"
-            f" NAME --role admin --state {settings.state_folder}`, or serve everyone with --keys off"
-        )
 
 
 def _described(app: FastAPI) -> dict[str, object]:

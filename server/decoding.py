@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from couce.allocator import keep_freed_memory
+from couce.machine.allocator import keep_freed_memory
 from couce.preprocess import ImageError, Preprocess, open_image
-from couce.server.problems import Problem
+from couce.server.http.problems import Problem
 
 _MEMORY = 4 * 2**30  # of addresses, for one that decodes
 _ANSWER = 64 * 2**20  # bytes, at most: the pixels of the largest crop

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from couce.durable import replace_file, sync_folder
+from couce.files import replace_file, sync_folder
 from couce.index import Item
 from couce.server.decoding import Decoder
-from couce.server.problems import Problem
+from couce.server.http.problems import Problem
 
 _CACHE_BYTES = 64 * 2**20
 

@@ -19,10 +19,10 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from couce.errors import CouceError
-from couce.server.app import create_app, refuse_open_door
-from couce.server.engine import Engine
-from couce.server.keys import Keys
-from couce.server.protocol import Protocol
+from couce.server.app import create_app
+from couce.server.auth import refuse_open_door
+from couce.server.http.protocol import Protocol
+from couce.server.serving import Serving
 from couce.server.settings import ServerSettings
 
 log = logging.getLogger("couce.server")
@@ -42,7 +42,7 @@ _UVICORN: dict[str, Any] = {
 }
 
 
-def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
+def serve(settings: ServerSettings, show: Callable[[str], None]) -> None:
     """Until it is told to stop: then it finishes what it took and refuses the rest."""
     _log_to_stderr()
     listening = _listen(settings.host, settings.port)
@@ -54,9 +54,9 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
     )
     with suppress(KeyboardInterrupt):
         if settings.workers > 1:
-            _serve_many(settings, listening, lambda: say(greeting))
+            _serve_many(settings, listening, lambda: show(greeting))
         else:
-            _serve_one(settings, listening, lambda: say(greeting))
+            _serve_one(settings, listening, lambda: show(greeting))
 
 
 def _serve_one(
@@ -75,11 +75,11 @@ def _serve_one(
 def _serve_many(
     settings: ServerSettings, listening: socket.socket, ready: Callable[[], None]
 ) -> None:
-    refuse_open_door(settings, Keys.in_folder(settings.state_folder))
+    refuse_open_door(settings)
     # uvicorn would start a process that cannot serve again and again.
-    Engine.open(settings, lambda _: None).close()
-    measures = tempfile.mkdtemp(prefix="couce-measures-")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = measures
+    Serving.open(settings).close()
+    counters = tempfile.mkdtemp(prefix="couce-counters-")
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters
     os.environ[_SETTINGS] = settings.model_dump_json()
     config = uvicorn.Config(
         f"{__name__}:app_from_environment", factory=True, workers=settings.workers, **_UVICORN
@@ -88,7 +88,7 @@ def _serve_many(
         ready()
         Multiprocess(config, [listening]).run()
     finally:
-        shutil.rmtree(measures, ignore_errors=True)
+        shutil.rmtree(counters, ignore_errors=True)
 
 
 def app_from_environment() -> FastAPI:

@@ -1,51 +1,93 @@
-"""What a server is told when it starts."""
+"""The settings of a server, each defined once.
+
+A setting has one name: ``max_bytes`` is the option ``--max-bytes``, the variable ``COUCE_MAX_BYTES``
+and the key ``max_bytes`` of a TOML file. An option wins over a variable, a variable over the file.
+The descriptions below are the texts of ``couce serve --help`` and of docs/server.md.
+"""
 
 import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from couce.config import Settings
 from couce.errors import CouceError
 from couce.index.opening import is_remote
 
 MEGABYTE = 2**20
+VARIABLE = "COUCE_"  # what the variables of all settings begin with
 
 
 class ServerSettings(Settings):
-    """All of it has a default: ``model.onnx`` and ``index/`` of the folder it is started in."""
+    """Every setting has a default: ``model.onnx`` and ``index/`` of the current folder."""
 
-    model: Path = Path("model.onnx")
-    index: str = "index"  # a folder, or milvus+http://host:19530/name
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    # Uploaded images, evaluations and keys: what processes share. None: INDEX/server.
-    state: Path | None = None
-    preprocess: tuple[str, ...] = ()  # for a model that does not say it itself: crop=224
-    provider: str = "auto"
-    threads: int | None = Field(None, ge=1)  # of the model; None: this process's share of the cores
-    workers: int = Field(1, ge=1)  # processes that serve
-    read_only: bool = False
-    new_index: bool = False  # make an empty one where there is none
+    model: Path = Field(Path("model.onnx"), description="The ONNX model, from `couce export`.")
+    index: str = Field(
+        "index", description="The index: a folder, or milvus+http://host:19530/name."
+    )
+    host: str = Field("127.0.0.1", description="The address to listen at.")
+    port: int = Field(8000, ge=0, le=65535, description="The port to listen at; 0: any free port.")
+    workers: int = Field(1, ge=1, description="Number of processes that serve.")
+    state: Path | None = Field(
+        None, description="The folder of uploads, evaluations and keys. [default: INDEX/server]"
+    )
+    keys: Literal["auto", "required", "off"] = Field(
+        "auto",
+        description="Whether requests need a key: auto (once a key was made, or when other machines"
+        " can connect), required, or off.",
+    )
+    origin: tuple[str, ...] = Field(
+        (),
+        description="A site whose pages may call the server, such as https://example.org."
+        " Repeatable.",
+    )
+    read_only: bool = Field(False, description="Refuse all changes of the gallery.")
+    new_index: bool = Field(False, description="Make an empty index where there is none.")
+    preprocess: tuple[str, ...] = Field(
+        (),
+        description="How to prepare images for a model that is not CouCE's, such as crop=224."
+        " Repeatable.",
+    )
+    provider: str = Field("auto", description="Where the model runs: auto, cuda, tensorrt or cpu.")
+    threads: int | None = Field(
+        None, ge=1, description="Threads of the model. [default: this process's share of the cores]"
+    )
 
     batch: int = Field(
-        16, ge=1
-    )  # images the model sees at once, at most; rounded down to a power of 2
-    batch_wait: float = Field(0.005, ge=0)  # seconds that a batch waits for images being decoded
-    queue: int = Field(48, ge=1)  # images taken and not yet embedded; beyond it 429
+        16, ge=1, description="Most images in a batch; rounded down to a power of two."
+    )
+    batch_wait: float = Field(
+        0.005, ge=0, description="Seconds that a batch waits for images that are being decoded."
+    )
+    queue: int = Field(
+        48, ge=1, description="Most images that wait to be embedded; more are answered with 429."
+    )
 
-    body_bytes: int = Field(20 * MEGABYTE, ge=1024)  # of a request
-    upload_bytes: int = Field(512 * MEGABYTE, ge=1024)  # of a set to evaluate
-    held_bytes: int = Field(512 * MEGABYTE, ge=1024)  # of all requests that are being read
-    pixels: int = Field(50_000_000, ge=1)  # of an image
-    images: int = Field(64, ge=1)  # of an /embed request
-    decode_seconds: float = Field(10.0, gt=0)  # for an image
-    read_seconds: float = Field(30.0, gt=0)  # for a request's body to arrive
+    max_bytes: int = Field(20 * MEGABYTE, ge=1024, description="Most bytes of a request.")
+    max_upload_bytes: int = Field(
+        512 * MEGABYTE,
+        ge=1024,
+        description="Most bytes of a data set that is sent to be evaluated.",
+    )
+    max_held_bytes: int = Field(
+        512 * MEGABYTE, ge=1024, description="Most bytes of all requests that are being received."
+    )
+    max_pixels: int = Field(50_000_000, ge=1, description="Most pixels of an image.")
+    max_images: int = Field(64, ge=1, description="Most images of a request to /embed.")
+    decode_seconds: float = Field(10.0, gt=0, description="Most seconds to decode an image.")
+    read_seconds: float = Field(
+        30.0, gt=0, description="Most seconds for a request to arrive; large ones get more."
+    )
 
-    # Keys. auto: wanted as soon as one was made, and as soon as others than this machine can connect.
-    authentication: Literal["auto", "required", "off"] = "auto"
-    origins: tuple[str, ...] = ()  # of other pages that may call: https://example.org
+    @field_validator("origin", "preprocess", mode="before")
+    @classmethod
+    def _from_variable(cls, value: object) -> object:
+        """A variable holds several values separated by spaces."""
+        return value.split() if isinstance(value, str) else value
 
     @property
     def state_folder(self) -> Path:
@@ -53,7 +95,7 @@ class ServerSettings(Settings):
             return self.state
         if is_remote(self.index):
             raise CouceError(
-                "an index in Milvus has no folder for uploaded images and evaluations; say one with"
+                "an index in Milvus has no folder for uploaded images and evaluations; name one with"
                 " --state, which all servers of that index share"
             )
         return Path(self.index) / "server"
@@ -67,3 +109,31 @@ class ServerSettings(Settings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def variable(name: str) -> str:
+    """
+    >>> variable("max_bytes")
+    'COUCE_MAX_BYTES'
+    """
+    return VARIABLE + name.upper()
+
+
+def read_settings(
+    options: Mapping[str, Any],
+    config: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> ServerSettings:
+    """The settings from ``options``, then variables, then the TOML file ``config``."""
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            values = tomllib.loads(config.read_text())
+        except OSError as error:
+            raise CouceError(f"the settings in {config} cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise CouceError(f"{config} is not TOML: {error}") from None
+    for name in ServerSettings.model_fields:
+        if variable(name) in environment:
+            values[name] = environment[variable(name)]
+    return ServerSettings.parse(values | dict(options))

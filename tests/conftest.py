@@ -1,6 +1,8 @@
-"""Small real models for everything that needs one."""
+"""Small real models and runs for everything that needs one."""
 
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from couce.model_info import ModelInfo
+from couce.models.info import ModelInfo
 from couce.preprocess import Preprocess
 
 CROP, DIM = 16, 8
@@ -82,3 +84,63 @@ def _write_model(
         helper.set_model_props(model, described.to_metadata())
     onnx.save(model, path)
     return path
+
+
+# Settings of the smallest training that is still one.
+SMALL = {"dim": 16, "batch_classes": 8, "batch_images": 3, "odba.capacity": 64}
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from couce.data.demo import write_demo
+
+    return write_demo(tmp_path_factory.mktemp("data") / "demo", confounding=0.5, per_class=4)
+
+
+@pytest.fixture(scope="session")
+def runs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of runs, ``base`` and ``couce``."""
+    from couce.train.run import Data, run_training
+    from couce.train.settings import resolve
+
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("base", "couce"):
+        settings = resolve("demo", method=method, assignments=SMALL, options={"epochs": 1})
+        run_training(Data("demo", pictures), settings, folder / method)
+    return {method: folder / method for method in ("base", "couce")}
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: exit code, what it said, what it complained of."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        from couce.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["couce", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+        said = capsys.readouterr()
+        return int(str(code or 0)), said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """What the rooms tell through `logging`, line by line."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("couce")
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)
+    log.setLevel(before)

@@ -1,1 +1,5 @@
-"""Training - data sets, sampler, loop, checkpoints, evaluation of a split, analysis. Imports couce only."""
+"""Training: settings, loop, checkpoints, and the studies and figures of what was trained."""
+
+from couce.train.run import Run, train
+
+__all__ = ["Run", "train"]

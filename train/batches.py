@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from couce.train.images import ImageStore
+from couce.data.images import ImageStore
 
 _AHEAD = 2  # batches decoded while one is being trained on
 

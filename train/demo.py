@@ -1,42 +1,44 @@
 """The first stops of `couce demo`: pictures, and training with and without CouCE."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
+from couce.data.demo import write_demo
+from couce.data.drawing import PIXELS
 from couce.preprocess import open_image
-from couce.train.data.demo import write_demo
-from couce.train.data.drawing import PIXELS
-from couce.train.session import Data, train
+from couce.train.run import Data, run_training
 from couce.train.settings import resolve
+
+log = logging.getLogger(__name__)
 
 METHODS = {"base": "base loss", "couce": "CouCE"}
 
 
 class Demo(NamedTuple):
     pictures: Path
-    metrics: dict[str, dict[str, float]]  # of unseen classes, by what was trained
+    metrics: Mapping[str, Mapping[str, float]]  # of unseen classes, by what was trained
     run: Path  # of CouCE
 
 
-def train_demo(folder: Path, epochs: int | None, seed: int, say: Callable[[str], None]) -> Demo:
+def train_demo(folder: Path, epochs: int | None, seed: int) -> Demo:
     """Draws the pictures, trains with and without CouCE, and measures both on unseen classes."""
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     pictures = write_demo(folder / "pictures")
     _contact_sheet(pictures, folder / "pictures.png")
-    say(
-        f"64 classes of drawn pictures, in {time.perf_counter() - start:.0f} s: {folder}/pictures.png"
-    )
+    seconds = time.perf_counter() - start
+    log.info("64 classes of drawn pictures, in %.0f s: %s/pictures.png", seconds, folder)
     results, run = {}, folder
     for method, name in METHODS.items():
-        say(f"Training with {name}")
+        log.info("Training with %s", name)
         settings = resolve("demo", method=method, options={"epochs": epochs, "seed": seed})
         run = folder / f"{method}-{time.strftime('%Y%m%d-%H%M%S')}"
-        results[name] = train(Data("demo", pictures), settings, run)["last"]["metrics"]
+        results[name] = run_training(Data("demo", pictures), settings, run).metrics["last"]
     return Demo(pictures, results, run)
 
 

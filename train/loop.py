@@ -17,18 +17,32 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from couce import checkpoint
+from couce import checkpoint, plugins
 from couce.backbones.folding import frozen
+from couce.data.images import ImageStore
 from couce.errors import CouceError
+from couce.evaluate import evaluate_network
 from couce.losses import build_loss
 from couce.method import CouCE
 from couce.method.msrci import MSRCI
-from couce.network import EmbeddingNetwork, Normalise
+from couce.network import EmbeddingNetwork, Normalise, build_network
+from couce.preprocess import Preprocess
 from couce.train.batches import balanced_epoch, training_batches
-from couce.train.evaluate import build_network, measure
-from couce.train.images import ImageStore
 from couce.train.processes import Processes
 from couce.train.settings import TrainSettings
+
+
+def network_of(settings: TrainSettings) -> tuple[EmbeddingNetwork, Preprocess]:
+    """The network that a run with these settings starts from, and its preprocessing."""
+    return build_network(
+        settings.backbone,
+        settings.split,
+        settings.weights,
+        settings.dim,
+        settings.pooling,
+        settings.resize,
+        settings.crop,
+    )
 
 
 class Step(NamedTuple):
@@ -48,7 +62,7 @@ class Epoch(NamedTuple):
     best: bool  # whether this is the best so far
 
 
-class Run:
+class Training:
     """Everything that a checkpoint holds, and the loop over it."""
 
     def __init__(
@@ -65,9 +79,10 @@ class Run:
         self.folder, self.processes = folder, processes
         self.device = processes.device(settings.device)
         torch.manual_seed(settings.seed)
-        self.network, _ = build_network(settings)
-        self.network.to(self.device).to(memory_format=torch.channels_last)
+        self.network = network_of(settings)[0].on(self.device)
         self.views = Views(self.network)
+        if settings.compile:
+            self.views.compile()  # once: what an epoch changes in it is guarded by torch itself
         self.average: AveragedModel | None = None
         if settings.average:
             span = settings.average * settings.epochs * len(self._plan(0))  # steps
@@ -151,10 +166,9 @@ class Run:
         self.views.mixed = self.objective.mixed
         if settings.freeze == "stage1":
             self.views.stage1 = frozen(backbone.stage1)
-        views: nn.Module = self.views
         if self.processes.count > 1:
-            views = DistributedDataParallel(self.views)
-        return torch.compile(views) if settings.compile else views  # type: ignore[return-value]
+            return DistributedDataParallel(self.views)
+        return self.views
 
     def _factors(self, batch: int, epoch: int, step: int, share: slice) -> Tensor | None:
         """MSRCI's draw for the whole batch, of which each process takes its share."""
@@ -179,7 +193,7 @@ class Run:
         if self.processes.leads:
             every = self.settings.evaluate_every
             if self.epoch % every == 0 or self.epoch == self.settings.epochs:
-                metrics = measure(self.result, self.chooser, self.device)
+                metrics = evaluate_network(self.result, self.chooser, self.device)
                 best = metrics["R@1"] > self.best["R@1"]
             if best:
                 self.best = {"epoch": self.epoch, **metrics}
@@ -198,6 +212,7 @@ class Run:
             "model": checkpoint.describe_network(self.network, self.train.preprocess),
             "settings": self.settings.model_dump(mode="json"),
             "data": self.data,
+            "plugins": plugins.loaded(),
             "classes": list(self.train.split.names),
             "epoch": self.epoch,
             "metrics": metrics,

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import tomli_w
 from pydantic import Field, model_validator
 
 from couce.errors import CouceError, unknown_name
+from couce.method.ablations import ABLATIONS
 from couce.method.settings import MethodSettings
 
 
@@ -35,22 +37,23 @@ class TrainSettings(MethodSettings):
     lr_gamma: float = Field(0.5, gt=0, le=1)
     warmup: int = Field(5, ge=0)  # epochs in which only head and proxies learn
     clip: float = Field(10.0, gt=0)  # of gradient values
-    # The share of the run that a running mean of the weights spans, which is then what is evaluated, saved
-    # and exported; 0: none. Its momentum is 1 − 1/steps of that share.
+    # The share of the run over which a running mean of the weights is taken; 0: none. The mean is
+    # then what is evaluated, saved and exported. Its momentum is 1 − 1/(steps of that share).
     average: float = Field(0.0, ge=0, lt=1)
     freeze: Literal["none", "stage1"] = "none"  # stage1: no gradients are computed there
     freeze_statistics: bool = True  # of BatchNorm
 
     validate_classes: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out
-    # They are those in a row from this one, counted from 1; None: drawn at random, by the seed.
+    # The first of the held-out classes, counted from 1; the others follow it by name. None: they
+    # are drawn at random by the seed.
     validate_from: int | None = Field(None, ge=1)
-    # false: the test half is not looked at, and the result is of the held-out classes
+    # false: the test half is not used, and the result is that of the held-out classes.
     test: bool = True
     evaluate_every: int = Field(1, ge=1)  # epochs
     seed: int = 0
     device: str = "auto"
     cache: Literal["none", "ram", "disk"] = "none"  # of decoded, resized images
-    workers: int = Field(4, ge=0)  # processes that decode; 0: in the loop itself
+    workers: int = Field(4, ge=0)  # threads that decode images; 0 and 1: one thread
     compile: bool = False
 
     @model_validator(mode="after")
@@ -67,15 +70,8 @@ class TrainSettings(MethodSettings):
 
     def to_toml(self) -> str:
         """These settings as a file for ``--config``; what is None is left out, as its default is."""
-        values = {k: v for k, v in self.model_dump(mode="json").items() if v is not None}
-        plain = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, dict)]
-        for group, members in values.items():
-            if isinstance(members, dict):
-                plain += ["", f"[{group}]", *(f"{k} = {json.dumps(v)}" for k, v in members.items())]
-        return "\n".join(plain) + "\n"
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
-
-_OFF = {"weight": 0.0}
 
 # Later ones win: the data set's, the backbone's, the preset's, then what the user says.
 _DATASETS: dict[str, dict[str, Any]] = {
@@ -111,12 +107,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "base": {"odba": _OFF, "msrci": _OFF, "covariance": _OFF},
-    "odba": {"msrci": _OFF, "covariance": _OFF},
-    "msrci": {"odba": _OFF, "covariance": _OFF},
-    "odba+msrci": {"covariance": _OFF},
-    "couce": {},
-    # Chosen on held-out training classes of CUB; why is in docs/couce-plus.md.
+    **ABLATIONS,
+    # Chosen on held-out training classes of CUB; docs/results/couce-plus.md says why.
     "couce-plus": {
         "msrci": {
             "schedule": "uniform",
@@ -124,11 +116,12 @@ METHODS: dict[str, dict[str, Any]] = {
             "scope": "channel",
             "supervise": "mixed",
         },
-        "covariance": _OFF,
+        "covariance": ABLATIONS["base"]["covariance"],
     },
 }
-# Free statistics of BatchNorm are to be those of clean maps, as the exported model will see: both views, not
-# the intervened alone. And a network that starts from noise needs to learn from clean maps too.
+# Where BatchNorm's statistics are not frozen, they must be those of clean maps, which the exported
+# model will see: so couce-plus trains on both views, not on the intervened view alone. A network
+# with random starting weights needs to learn from clean maps too.
 _FREE_STATISTICS: dict[str, dict[str, Any]] = {"couce-plus": {"msrci": {"supervise": "both"}}}
 
 
@@ -137,10 +130,14 @@ def resolve(
     preset: str = "paper",
     method: str = "couce",
     config: Path | None = None,
-    assignments: Iterable[str] = (),
+    assignments: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> TrainSettings:
-    """The settings of a run: recipes, then a TOML file, then ``key=value``, then named options."""
+    """The settings of a run: recipes, then a TOML file, then ``assignments``, then named options.
+
+    ``assignments`` are values by dotted names, as ``{"odba.capacity": 4096}``. ``options`` that are
+    None are left as they are.
+    """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     if method not in METHODS:
@@ -148,8 +145,8 @@ def resolve(
     given: dict[str, Any] = {}
     if config is not None:
         _merge(given, _read(config))
-    for assignment in assignments:
-        _merge(given, _assignment(assignment))
+    for key, value in (assignments or {}).items():
+        _merge(given, _nested(key, value))
     _merge(given, {key: value for key, value in (options or {}).items() if value is not None})
     values: dict[str, Any] = {}
     recipe = _DATASETS.get(dataset, {}) | PRESETS[preset]
@@ -187,15 +184,25 @@ def _read(path: Path) -> dict[str, Any]:
         raise CouceError(f"{path} is not TOML: {error}") from None
 
 
-def _assignment(text: str) -> dict[str, Any]:
-    """``odba.capacity=4096`` as nested mappings; a value that is no TOML is taken as a word."""
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise CouceError(f"--set takes key=value, such as odba.capacity=4096, not {text!r}")
-    try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """``odba.capacity=4096`` as a value by its dotted name. What is not TOML is taken as a word.
+
+    >>> parse_assignments(["odba.capacity=4096", "msrci.scope=channel"])
+    {'odba.capacity': 4096, 'msrci.scope': 'channel'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise CouceError(f"--set takes key=value, such as odba.capacity=4096, not {text!r}")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
-        parsed = {part: parsed}
-    return parsed
+        value = {part: value}
+    return value

@@ -6,6 +6,7 @@ from couce.backbones import bn_inception, mobilenet_v2, resnet, tiny
 from couce.backbones.base import Backbone, BackboneSpec, Point
 from couce.backbones.weights import fetch, load
 from couce.errors import CouceError, unknown_name
+from couce.plugins import find
 
 BACKBONES: dict[str, BackboneSpec] = {
     "resnet50": resnet.RESNET50,
@@ -27,9 +28,7 @@ def build_backbone(
     a random start, or a file of weights (.pth or .safetensors). Weights that do not fit exactly are
     an error; only the classifier, which an embedding has no use for, is left aside.
     """
-    if name not in BACKBONES:
-        raise unknown_name("backbone", name, BACKBONES)
-    spec = BACKBONES[name]
+    spec: BackboneSpec = find("backbone", name, BACKBONES)
     split = spec.default_split if split is None else split
     if split not in spec.points:
         raise unknown_name(f"split of {name}", split, spec.points)

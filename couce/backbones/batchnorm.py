@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from couce.precision import at_least_float32
+from couce.losses.precision import at_least_float32
 
 
 class TwoViewBatchNorm2d(nn.BatchNorm2d):

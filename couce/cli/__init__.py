@@ -9,6 +9,7 @@ import typer
 from couce import __version__
 from couce.cli.analyze import analyze
 from couce.cli.audit import audit
+from couce.cli.console import show_messages
 from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
@@ -18,7 +19,7 @@ from couce.cli.export import export
 from couce.cli.index import index
 from couce.cli.key import key
 from couce.cli.search import search
-from couce.cli.serve import serve
+from couce.cli.serve import PASS_ON, serve
 from couce.cli.train import train
 from couce.errors import CouceError
 
@@ -38,7 +39,7 @@ app.command()(audit)
 app.command()(export)
 app.command()(embed)
 app.add_typer(index, name="index")
-app.command()(serve)
+app.command(context_settings=PASS_ON)(serve)
 app.command()(search)
 app.add_typer(key, name="key")
 app.add_typer(data, name="data")
@@ -78,6 +79,7 @@ _EXTRAS = {
 
 def main() -> None:
     """The ``couce`` command: an error that the user can mend is one sentence and exit code 2."""
+    show_messages()
     warnings.showwarning = lambda message, *_: typer.echo(f"couce: {message}", err=True)
     try:
         app()

@@ -3,11 +3,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from couce.cli.options import DataFolder, Masks, Plugins, Seed
+
 if TYPE_CHECKING:
-    from couce.train.analysis.section import Section
+    from couce.report.section import Section
 
 analyze = typer.Typer(
-    no_args_is_help=True, help="Studies: tables and figures of the paper.", rich_markup_mode=None
+    no_args_is_help=True,
+    help="Make the tables and figures of the paper, and studies of many trainings.",
+    rich_markup_mode=None,
 )
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -15,12 +19,20 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 Run = Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs on one data set.")]
 Data = Annotated[
-    Path | None, typer.Option(help="Where the run's data set is, unless where it was.")
+    Path | None,
+    typer.Option(help="The folder of the run's data set. [default: where it was in training]"),
 ]
 Images = Annotated[int, typer.Option(min=4, help="About how many test images to look at.")]
-Seed = Annotated[int, typer.Option(min=0, help="Start of all random numbers.")]
-Out = Annotated[Path, typer.Option(help="Where to write pictures, figures and report.html.")]
+Out = Annotated[Path, typer.Option(help="The folder for pictures, figures and report.html.")]
 _OUT = Path("analysis")
+
+
+@analyze.callback()
+def _options(plugin: Plugins = None) -> None:
+    if plugin:
+        from couce.plugins import load_plugins
+
+        load_plugins(plugin)
 
 
 def finish(section: "Section", out: Path) -> None:
@@ -39,31 +51,32 @@ def finish(section: "Section", out: Path) -> None:
 def ablation(
     context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(help="What to train on, as `couce train` has it.")
+        str, typer.Argument(help="What to train on, as for `couce train`.")
     ] = "demo",
     methods: Annotated[
-        str, typer.Option(help="Which, with commas.")
+        str, typer.Option(help="The methods to compare, separated by commas.")
     ] = "base,odba,msrci,odba+msrci,couce",
-    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each method.")] = 3,
     over: Annotated[
         list[str] | None,
-        typer.Option(help="key=a,b: a setting, or confounding, to go through. Repeatable."),
+        typer.Option(
+            help="A setting, or confounding, with the values to try, as lr=1e-4,1e-3. Repeatable."
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
-    out: Annotated[Path, typer.Option(help="Where to keep the runs.")] = Path("studies"),
-    report: Annotated[Path, typer.Option(help="Where to write table and picture.")] = _OUT,
+    data: DataFolder = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder in which the runs are kept.")] = Path(
+        "studies"
+    ),
+    report: Annotated[Path, typer.Option(help="The folder for the table and the picture.")] = _OUT,
 ) -> None:
     """Train several methods over several seeds. Further options go to `couce train`."""
-    from rich.console import Console
-
     from couce.errors import CouceError
-    from couce.train.analysis.ablation import ablation as study
-    from couce.train.analysis.ablation import ablation_section, section_name
+    from couce.train.studies.ablation import ablation as study
+    from couce.train.studies.ablation import ablation_section, section_name
 
     if dataset.startswith("-"):
         raise CouceError(f"say what to train on before {dataset}, such as demo")
-    console = Console(highlight=False, markup=False)
     rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],
         context.args,
@@ -72,18 +85,17 @@ def ablation(
         over or [],
         out,
         jobs,
-        lambda line: console.print(line, soft_wrap=True),
     )
     finish(ablation_section(rows, seeds, over or [], judged), report)
     name = section_name(over or [])
-    console.print(f"Run by run in {out / f'{name}.json'}.", soft_wrap=True)
+    typer.echo(f"The figures of each run are in {out / f'{name}.json'}.")
 
 
 @analyze.command()
 def confounding(runs: Runs, data: Data = None, out: Out = _OUT) -> None:
-    """Say what embeddings of the demo set are made of, and what ODBA's gate selects."""
-    from couce.train.analysis.confounding import confounding as analysis
-    from couce.train.analysis.runs import open_runs
+    """Measure what explains the embeddings of the demo set, and what ODBA's gate selects."""
+    from couce.train.figures.confounding import confounding as analysis
+    from couce.train.figures.runs import open_runs
 
     finish(analysis(open_runs(runs, data)), out)
 
@@ -93,8 +105,8 @@ def fourier(
     run: Run, images: Images = 400, seed: Seed = 0, data: Data = None, out: Out = _OUT
 ) -> None:
     """Measure what MSRCI changes in amplitude and phase, by ring and schedule."""
-    from couce.train.analysis.fourier import fourier as analysis
-    from couce.train.analysis.runs import open_run
+    from couce.train.figures.fourier import fourier as analysis
+    from couce.train.figures.runs import open_run
 
     finish(analysis(open_run(run, data), images, seed), out)
 
@@ -103,9 +115,9 @@ def fourier(
 def semantic(
     run: Run, images: Images = 400, seed: Seed = 0, data: Data = None, out: Out = _OUT
 ) -> None:
-    """Measure what MSRCI leaves of the embeddings' meaning, by schedule."""
-    from couce.train.analysis.runs import open_run
-    from couce.train.analysis.semantic import semantic as analysis
+    """Measure how much class information MSRCI leaves in the embeddings, by schedule."""
+    from couce.train.figures.runs import open_run
+    from couce.train.figures.semantic import semantic as analysis
 
     finish(analysis(open_run(run, data), images, seed), out)
 
@@ -118,18 +130,17 @@ def gradcam(
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many images to show otherwise.")] = 6,
     layer: Annotated[
-        str, typer.Option(help="split: where MSRCI intervenes. last: the backbone's end, coarser.")
+        str,
+        typer.Option(help="The map to explain: split (where MSRCI intervenes), or last (coarser)."),
     ] = "split",
-    masks: Annotated[
-        Path | None, typer.Option(help="Object masks, CLASS/NAME.png, if the set has none.")
-    ] = None,
+    masks: Masks = None,
     images: Images = 400,
     data: Data = None,
     out: Out = _OUT,
 ) -> None:
-    """Show where embeddings, and what ODBA's dictionary takes for background, come from."""
-    from couce.train.analysis.gradcam import gradcam as analysis
-    from couce.train.analysis.runs import open_runs
+    """Show which regions make the embeddings, and which ODBA takes for background."""
+    from couce.train.figures.gradcam import gradcam as analysis
+    from couce.train.figures.runs import open_runs
 
     finish(analysis(open_runs(runs, data), image or [], count, images, layer, masks), out)
 
@@ -143,9 +154,9 @@ def tsne(
     data: Data = None,
     out: Out = _OUT,
 ) -> None:
-    """Show embeddings of test classes in the plane, run beside run."""
-    from couce.train.analysis.runs import open_runs
-    from couce.train.analysis.tsne import tsne as analysis
+    """Show embeddings of test classes as a t-SNE map, one for each run."""
+    from couce.train.figures.runs import open_runs
+    from couce.train.figures.tsne import tsne as analysis
 
     finish(analysis(open_runs(runs, data), classes, images, seed), out)
 
@@ -162,9 +173,9 @@ def grid(
     data: Data = None,
     out: Out = _OUT,
 ) -> None:
-    """Show what is found for queries, right in green and wrong in red, run below run."""
-    from couce.train.analysis.grid import grid as analysis
-    from couce.train.analysis.runs import open_runs
+    """Show the nearest images of some queries: right ones in green, wrong ones in red."""
+    from couce.train.figures.grid import grid as analysis
+    from couce.train.figures.runs import open_runs
 
     finish(analysis(open_runs(runs, data), queries, images, differing, seed), out)
 
@@ -177,38 +188,41 @@ def dictionary(
     data: Data = None,
     out: Out = _OUT,
 ) -> None:
-    """Show ODBA's gate, its atoms' nearest images and how many directions they span."""
-    from couce.train.analysis.dictionary import dictionary as analysis
-    from couce.train.analysis.runs import open_runs
+    """Show ODBA's gate, the images nearest to its atoms, and the rank of its dictionary."""
+    from couce.train.figures.dictionary import dictionary as analysis
+    from couce.train.figures.runs import open_runs
 
     finish(analysis(open_runs(runs, data), atoms, images), out)
 
 
 @analyze.command()
 def overhead(
-    backbone: Annotated[str, typer.Option(help="Which.")] = "tiny",
+    backbone: Annotated[str, typer.Option(help="The backbone to time.")] = "tiny",
     batch: Annotated[int, typer.Option(min=6, help="Images in a step.")] = 120,
     pixels: Annotated[
-        int | None, typer.Option(min=16, help="Side of an image, unless the backbone's own.")
+        int | None, typer.Option(min=16, help="Side of an image. [default: the backbone's]")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Turns, each with every row once.")] = 40,
-    images: Annotated[int, typer.Option(min=1, help="Images of an epoch; CUB has 5864.")] = 5864,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    memory: Annotated[bool, typer.Option(help="Measure memory, in a process for each row.")] = True,
+    rounds: Annotated[
+        int, typer.Option(min=2, help="Number of turns; each times every row once.")
+    ] = 40,
+    images: Annotated[
+        int, typer.Option(min=1, help="Number of images in an epoch; CUB has 5864.")
+    ] = 5864,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
+    memory: Annotated[
+        bool, typer.Option(help="Measure memory too, in a process for each row.")
+    ] = True,
     out: Out = _OUT,
 ) -> None:
     """Time a training step, its memory and inference with and without ODBA and MSRCI."""
-    from rich.console import Console
-
     from couce.backbones import build_backbone
-    from couce.train.analysis.overhead import overhead as analysis
-    from couce.train.analysis.steps import Case
-    from couce.train.processes import Processes
+    from couce.machine.device import choose_device
+    from couce.train.figures.overhead import overhead as analysis
+    from couce.train.figures.steps import Case
 
-    console = Console(highlight=False, markup=False)
     side = pixels or build_backbone(backbone).preprocess.crop
-    case = Case(backbone, batch, side, str(Processes().device(device)))
-    finish(analysis(case, rounds, images, memory, console.print), out)
+    case = Case(backbone, batch, side, str(choose_device(device)))
+    finish(analysis(case, rounds, images, memory), out)
 
 
 @analyze.command()
@@ -217,6 +231,6 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Join the analyses of several folders into one self-contained page."""
-    from couce.train.analysis.section import write_report
+    from couce.report.section import write_report
 
     typer.echo(f"Written to {write_report(folders, out)}.")

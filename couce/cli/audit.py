@@ -3,7 +3,16 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.embed import Preparation, prepared
+from couce.cli.options import (
+    Confounding,
+    DataFolder,
+    Masks,
+    Plugins,
+    PreprocessOption,
+    Seed,
+    TrainClasses,
+    parse_preprocess,
+)
 
 
 def audit(
@@ -11,40 +20,51 @@ def audit(
         list[str],
         typer.Argument(
             metavar="MODEL... [DATASET]",
-            help="Checkpoints (.pt), ONNX models or folders of runs; then the set, demo unless said.",
+            help="Checkpoints (.pt), ONNX models or folders of runs, then the data set (default: demo).",
         ),
     ],
-    data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
-    train_classes: Annotated[
-        int | None, typer.Option(help="Of a folder without halves: how many classes train.")
-    ] = None,
-    confounding: Annotated[float, typer.Option(min=0, max=1, help="Of the demo set.")] = 0.9,
-    limit: Annotated[int, typer.Option(min=2, help="Queries at most.")] = 500,
+    data: DataFolder = None,
+    train_classes: TrainClasses = None,
+    confounding: Confounding = 0.9,
+    limit: Annotated[int, typer.Option(min=2, help="The largest number of queries.")] = 500,
     gallery: Annotated[
-        int, typer.Option(min=4, help="About how many images to search in, of whole classes.")
+        int,
+        typer.Option(min=4, help="About how many images to search in; whole classes are taken."),
     ] = 6000,
     size: Annotated[
         int, typer.Option(min=16, help="Pixels of the shorter side at which pictures are changed.")
     ] = 256,
-    masks: Annotated[
-        Path | None, typer.Option(help="Object masks, CLASS/NAME.png, if the set has none.")
-    ] = None,
+    masks: Masks = None,
     count_colour: Annotated[
-        bool, typer.Option("--count-colour", help="Saturation, hue and grey are nuisances too.")
+        bool,
+        typer.Option("--count-colour", help="Count saturation, hue and grey as nuisances too."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Start of all random numbers.")] = 0,
-    preparation: Preparation = None,
+    seed: Seed = 0,
+    preprocess: PreprocessOption = None,
+    plugin: Plugins = None,
     out: Annotated[
-        Path, typer.Option(help="Where to write pictures, figures and report.html.")
+        Path, typer.Option(help="The folder for pictures, figures and report.html.")
     ] = Path("analysis"),
 ) -> None:
-    """Measure how far retrieval hangs on light, frame, sharpness and background."""
+    """Measure how far retrieval depends on light, frame, sharpness and background."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from couce.audit import audit as run
     from couce.cli.analyze import finish
-    from couce.train.analysis.audit_command import run_audit
+    from couce.errors import CouceError
+    from couce.models.paths import is_model
+    from couce.plugins import load_plugins
 
+    load_plugins(plugin or ())
+    models = [text for text in arguments if is_model(text)]
+    datasets = [text for text in arguments if not is_model(text)]
+    if not models:
+        raise CouceError(
+            f"{' '.join(arguments)} names no model: a .pt or .onnx file, or the folder of a run"
+        )
+    if len(datasets) > 1:
+        raise CouceError(f"an audit has one data set, not {', '.join(datasets)}")
     console = Console(highlight=False, markup=False)
     with Progress(
         TextColumn("{task.description}"),
@@ -56,19 +76,20 @@ def audit(
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("gallery", total=1)
-        section = run_audit(
-            arguments,
-            data,
-            train_classes,
-            confounding,
-            prepared(preparation),
-            masks,
-            count_colour,
+        section = run(
+            models,
+            datasets[0] if datasets else "demo",
+            data=data,
+            train_classes=train_classes,
+            confounding=confounding,
             limit=limit,
             gallery=gallery,
             size=size,
+            masks=masks,
+            count_colour=count_colour,
             seed=seed,
-            advance=lambda what, done, total: bar.update(
+            preprocess=parse_preprocess(preprocess),
+            progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
             ),
         )

@@ -3,22 +3,22 @@ from typing import Annotated
 
 import typer
 
-data = typer.Typer(no_args_is_help=True, help="Get and check data sets.", rich_markup_mode=None)
+from couce.cli.options import DataFolder, Plugins
 
-_Where = Annotated[Path | None, typer.Option("--data", help="Where the set is, unless data/NAME.")]
+data = typer.Typer(no_args_is_help=True, help="Get and check data sets.", rich_markup_mode=None)
 
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(help="cub or sop.")],
-    where: _Where = None,
+    name: Annotated[str, typer.Argument(help="The data set to download: cub or sop.")],
+    data_folder: DataFolder = None,
 ) -> None:
     """Download a set, check it and unpack it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from couce.train.data.download import get as download
+    from couce.data.download import get as download
 
-    target = where or Path("data") / name
+    target = data_folder or Path("data") / name
     with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(name, total=None)
         download(
@@ -29,19 +29,24 @@ def get(
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(help="cub, cars, sop, demo, or a folder or CSV list.")],
-    where: _Where = None,
+    name: Annotated[
+        str, typer.Argument(help="The data set: cub, cars, sop, demo, a folder, or a CSV list.")
+    ],
+    data_folder: DataFolder = None,
+    plugin: Plugins = None,
 ) -> None:
     """Count classes and images, and open every file."""
     from rich.progress import track
 
-    from couce.train.data import open_dataset
-    from couce.train.data.check import count_faults, file_faults
+    from couce.data import open_dataset
+    from couce.data.check import file_faults
+    from couce.plugins import load_plugins
 
-    found = open_dataset(name, where)
+    load_plugins(plugin or ())
+    found = open_dataset(name, data_folder)
     images = len(found.train.paths) + len(found.test.paths)
     typer.echo(f"{name} in {found.root}: train {found.train.counts}; test {found.test.counts}")
-    faults = count_faults(found)
+    faults = found.count_faults()
     for fault in track(file_faults(found), "opening", total=images, transient=True):
         if fault is not None:
             faults.append(fault.reason)

@@ -5,28 +5,30 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to put pictures and runs.")] = Path("demo"),
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder for pictures and runs.")] = Path("demo"),
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each training. [default: 25]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the trainings.")] = 0,
     serve: Annotated[
-        bool, typer.Option("--serve/--no-serve", help="Whether to serve search at the end.")
+        bool, typer.Option("--serve/--no-serve", help="Serve search at the end.")
     ] = True,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="To serve at.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to serve at.")] = 8000,
 ) -> None:
-    """Walk the road on the embedded data set, to a search that is served."""
+    """Train, export, index and serve search on the embedded data set."""
     from rich.console import Console
 
+    from couce.cli.tables import metrics_table
+    from couce.data.folders import image_files
     from couce.embedder import Embedder
-    from couce.export.command import export
-    from couce.files import image_files
+    from couce.export.exporting import write_model
     from couce.index import open_index
-    from couce.index.command import run_build
-    from couce.index.grid import draw_grid
-    from couce.train.command import metrics_table
+    from couce.index.commands import build_index
+    from couce.index.picture import draw_grid
     from couce.train.demo import train_demo
 
     console = Console(highlight=False, markup=False)
-    trained = train_demo(out, epochs, seed, console.print)
+    trained = train_demo(out, epochs, seed)
     console.print("Unseen classes, before any background and in any light (%):")
     console.print(metrics_table(trained.metrics))
     console.print("One run of each, one seed: that shows the road, not which of the two is better.")
@@ -35,11 +37,11 @@ def demo(
     gallery = image_files(trained.pictures / "test")
     console.print("Exporting CouCE's model, without anything of CouCE")
     some = {str(path): path for path in gallery[::23]}
-    export(trained.run / "last.pt", model, some, say=console.print)
+    write_model(trained.run / "last.pt", model, some)
 
     console.print("Indexing the test pictures, and searching with one of them")
     index = out / "index"
-    run_build(trained.pictures / "test", model, str(index), prune=True)
+    build_index(trained.pictures / "test", model, str(index), prune=True)
     embedder = Embedder(model)
     with open_index(str(index), model_hash=embedder.hash) as found:
         (hits,) = found.search(embedder.embed(gallery[:1]), k=11)

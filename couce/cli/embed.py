@@ -1,50 +1,36 @@
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from couce.preprocess import Preprocess
-
-Preparation = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--preprocess",
-        help="Of a model that is not CouCE's: resize=256, crop=224, mean=0.5,0.5,0.5, std,"
-        " channels=BGR, scale=255, aspect=keep. Repeatable.",
-    ),
-]
-
-
-def prepared(preparation: list[str] | None) -> "Preprocess | None":
-    from couce.preprocess import Preprocess
-
-    return Preprocess.parse(preparation) if preparation else None
+from couce.cli.options import Model, PreprocessOption, Provider, parse_preprocess
 
 
 def embed(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")] = Path(
         "vectors.npz"
     ),
-    model: Annotated[Path, typer.Option(help="The ONNX model.")] = Path("model.onnx"),
-    provider: Annotated[str, typer.Option(help="auto, cuda, tensorrt or cpu.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
-    preparation: Preparation = None,
+    model: Model = Path("model.onnx"),
+    provider: Provider = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Number of images in a batch.")] = 32,
+    preprocess: PreprocessOption = None,
 ) -> None:
     """Embed pictures into a file of vectors; class folders become labels."""
     import numpy as np
     from rich.progress import track
 
-    from couce.durable import replace_file
+    from couce.data.folders import labelled_files
     from couce.embedder import Embedder
     from couce.errors import CouceError
-    from couce.files import labelled_files
+    from couce.files import replace_file
     from couce.preprocess import ImageError
 
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise CouceError(f"embeddings go to something.npz in a folder that is there, not {out}")
-    embedder = Embedder(model, provider=provider, batch=batch, preprocess=prepared(preparation))
+    embedder = Embedder(
+        model, provider=provider, batch=batch, preprocess=parse_preprocess(preprocess)
+    )
     files = labelled_files(images)
     typer.echo(f"{len(files)} images, {embedder.dim} dimensions, on {embedder.provider}")
     found = []

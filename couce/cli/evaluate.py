@@ -3,31 +3,51 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.embed import Preparation, prepared
+from couce.cli.options import (
+    Confounding,
+    DataFolder,
+    Plugins,
+    PreprocessOption,
+    TrainClasses,
+    parse_preprocess,
+)
 
 
 def evaluate(
     model: Annotated[
         Path, typer.Argument(help="A checkpoint (.pt), a model (.onnx), or embeddings (.npz).")
     ],
-    dataset: Annotated[str, typer.Argument(help="The set whose test half is searched.")] = "demo",
-    data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
-    train_classes: Annotated[
-        int | None, typer.Option(help="Of a folder without halves: how many classes train.")
+    dataset: Annotated[
+        str, typer.Argument(help="The data set whose test half is searched.")
+    ] = "demo",
+    data: DataFolder = None,
+    train_classes: TrainClasses = None,
+    confounding: Confounding = 0.9,
+    preprocess: PreprocessOption = None,
+    plugin: Plugins = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The JSON file for the metrics. [default: MODEL.metrics.json]"),
     ] = None,
-    confounding: Annotated[float, typer.Option(min=0, max=1, help="Of the demo set.")] = 0.9,
-    preparation: Preparation = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the metrics as JSON.")] = None,
 ) -> None:
     """Measure retrieval on a test half."""
     import json
 
     from rich.console import Console
 
-    from couce.train.command import metrics_table
-    from couce.train.measure import measure_file
+    from couce.cli.tables import metrics_table
+    from couce.evaluate import evaluate as run
+    from couce.plugins import load_plugins
 
-    metrics = measure_file(model, dataset, data, train_classes, confounding, prepared(preparation))
+    load_plugins(plugin or ())
+    metrics = run(
+        model,
+        dataset,
+        data=data,
+        train_classes=train_classes,
+        confounding=confounding,
+        preprocess=parse_preprocess(preprocess),
+    )
     console = Console(highlight=False, markup=False)
     console.print(metrics_table({model.name: metrics}))
     target = out or model.with_suffix(".metrics.json")

@@ -3,57 +3,72 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.embed import Preparation, prepared
+from couce.cli.options import Filter, Model, PreprocessOption, Provider, parse_preprocess
 
 index = typer.Typer(
     no_args_is_help=True, help="Build, keep and search a gallery.", rich_markup_mode=None
 )
 
 _Address = Annotated[
-    str, typer.Argument(metavar="INDEX", help="A folder, or milvus+http://host:19530/name.")
+    str,
+    typer.Argument(metavar="INDEX", help="The index: a folder, or milvus+http://host:19530/name."),
 ]
 _AddressOption = Annotated[
-    str, typer.Option("--index", help="A folder, or milvus+http://host:19530/name.")
+    str, typer.Option("--index", help="The index: a folder, or milvus+http://host:19530/name.")
 ]
-_Model = Annotated[Path, typer.Option(help="The model that embeds, from `couce export`.")]
-_Provider = Annotated[str, typer.Option(help="auto, cuda, tensorrt or cpu.")]
-_Filter = Annotated[
-    list[str] | None,
-    typer.Option("--filter", help="label=x, id=x or metadata.KEY=x. Repeatable."),
+_Type = Annotated[
+    str | None,
+    typer.Option(
+        "--type",
+        help="Search structure: auto, flat, hnsw, ivf, ivfpq or a FAISS factory string."
+        " [default: as it is, auto for a new index]",
+    ),
+]
+_Recall = Annotated[
+    float | None,
+    typer.Option(min=0.5, max=0.9999, help="Recall@10 that the search must reach. [default: 0.99]"),
 ]
 
 
 @index.command()
 def build(
     gallery: Annotated[Path, typer.Argument(help="A folder of images; its folders are labels.")],
-    model: _Model = Path("model.onnx"),
+    model: Model = Path("model.onnx"),
     out: Annotated[str, typer.Option(help="The folder of the index.")] = "index",
-    to: Annotated[str | None, typer.Option(help="Milvus instead: milvus+http://host/name.")] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="A CSV list: path, label, perhaps id; others are metadata.")
-    ] = None,
-    kind: Annotated[
+    to: Annotated[
         str | None,
-        typer.Option("--type", help="auto, flat, hnsw, ivf, ivfpq or a FAISS factory string."),
+        typer.Option(
+            help="A Milvus collection instead of a folder: milvus+http://host:19530/name."
+        ),
     ] = None,
-    recall: Annotated[
-        float | None,
-        typer.Option(min=0.5, max=0.9999, help="To be reached at 10; 0.99 unless said."),
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="A CSV list with the columns path, label and perhaps id; others become metadata."
+        ),
     ] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: only this part of the files.")] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Drop files that are gone.")] = False,
+    kind: _Type = None,
+    recall: _Recall = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Index only part i of n of the files, written i/n.")
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop items whose files are gone.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if a file cannot be read.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="here, or ray: on a Ray cluster.")] = "here",
-    provider: _Provider = "auto",
-    preparation: Preparation = None,
+    engine: Annotated[
+        str, typer.Option(help="Where images are embedded: here, or ray (a Ray cluster).")
+    ] = "here",
+    provider: Provider = "auto",
+    preprocess: PreprocessOption = None,
 ) -> None:
     """Index a folder of images, or bring its index up to date."""
-    from couce.index.command import run_build
+    from couce.index.commands import build_index
 
     address = to or out
-    summary = run_build(
+    summary = build_index(
         gallery,
         model,
         address,
@@ -64,7 +79,7 @@ def build(
         prune,
         engine,
         provider,
-        prepared(preparation),
+        parse_preprocess(preprocess),
     )
     options = "" if address == "index" else f" --index {address}"
     options += "" if model == Path("model.onnx") else f" --model {model}"
@@ -75,34 +90,37 @@ def build(
 
 @index.command()
 def add(
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    model: _Model = Path("model.onnx"),
+    images: Annotated[list[Path], typer.Argument(help="Image files to add.")],
+    model: Model = Path("model.onnx"),
     address: _AddressOption = "index",
-    label: Annotated[str | None, typer.Option(help="Of all of them.")] = None,
+    label: Annotated[str | None, typer.Option(help="The label of all of them.")] = None,
     metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", help="KEY=VALUE. Repeatable.")
+        list[str] | None,
+        typer.Option("--metadata", help="Metadata of all of them, as KEY=VALUE. Repeatable."),
     ] = None,
-    provider: _Provider = "auto",
-    preparation: Preparation = None,
+    provider: Provider = "auto",
+    preprocess: PreprocessOption = None,
 ) -> None:
     """Add images."""
     from couce.errors import CouceError
-    from couce.index.command import run_add
+    from couce.index.commands import add_images
 
     pairs = [text.partition("=") for text in metadata or []]
     if any(not equals for _, equals, _ in pairs):
         raise CouceError("metadata is written KEY=VALUE")
     values = {key: value for key, _, value in pairs}
-    for id in run_add(images, model, address, label, values, provider, prepared(preparation)):
+    for id in add_images(
+        images, model, address, label, values, provider, parse_preprocess(preprocess)
+    ):
         typer.echo(id)
     typer.echo(f"Added to {address}. Next: couce index search IMAGE")
 
 
 @index.command()
 def remove(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of items.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to remove.")] = None,
     address: _AddressOption = "index",
-    chosen: _Filter = None,
+    chosen: Filter = None,
 ) -> None:
     """Remove items, by their ids or by a filter."""
     from couce.errors import CouceError
@@ -112,7 +130,7 @@ def remove(
     if bool(ids) == bool(chosen):
         raise CouceError("say what to remove: ids, or a --filter")
     open_index(address).close()  # a writer would make one where there is none
-    with open_index(address, "write", say=_warn) as found:
+    with open_index(address, "write") as found:
         names = list(ids or [])
         if chosen:
             names = [item.id for item in found.items(0, len(found), parse(chosen))]
@@ -122,10 +140,10 @@ def remove(
 
 @index.command()
 def info(address: _Address = "index") -> None:
-    """Say what an index holds."""
+    """Show what an index holds."""
     from couce.index import open_index
 
-    with open_index(address, say=_warn) as found:
+    with open_index(address) as found:
         facts = found.info()
     width = max(len(name) for name in facts)
     for name, fact in facts.items():
@@ -135,29 +153,31 @@ def info(address: _Address = "index") -> None:
 @index.command()
 def search(
     image: Annotated[Path, typer.Argument(help="An image file.")],
-    model: _Model = Path("model.onnx"),
+    model: Model = Path("model.onnx"),
     address: _AddressOption = "index",
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
-    offset: Annotated[int, typer.Option(min=0, help="How many of the first to leave out.")] = 0,
-    chosen: _Filter = None,
-    grid: Annotated[Path | None, typer.Option(help="A picture of query and hits to draw.")] = None,
-    provider: _Provider = "auto",
-    preparation: Preparation = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many hits to show.")] = 10,
+    offset: Annotated[int, typer.Option(min=0, help="How many of the first hits to skip.")] = 0,
+    chosen: Filter = None,
+    grid: Annotated[
+        Path | None, typer.Option(help="Draw the query and its hits into this picture.")
+    ] = None,
+    provider: Provider = "auto",
+    preprocess: PreprocessOption = None,
 ) -> None:
-    """Find the images that are nearest to one."""
+    """Find the images that are nearest to an image."""
     from rich.console import Console
 
+    from couce.cli.tables import hits_table
     from couce.embedder import Embedder
     from couce.index import open_index
-    from couce.index.command import hits_table
     from couce.index.filters import parse
 
-    embedder = Embedder(model, provider=provider, preprocess=prepared(preparation))
-    with open_index(address, model_hash=embedder.hash, dim=embedder.dim, say=_warn) as found:
+    embedder = Embedder(model, provider=provider, preprocess=parse_preprocess(preprocess))
+    with open_index(address, model_hash=embedder.hash, dim=embedder.dim) as found:
         (hits,) = found.search(embedder.embed([image]), k, parse(chosen or []), offset)
     Console(highlight=False, markup=False).print(hits_table(hits))
     if grid is not None:
-        from couce.index.grid import draw_grid
+        from couce.index.picture import draw_grid
 
         draw_grid(image, hits).save(grid)
         typer.echo(f"Drawn to {grid}.")
@@ -166,15 +186,17 @@ def search(
 @index.command()
 def duplicates(
     address: _Address = "index",
-    threshold: Annotated[float, typer.Option(min=-1, max=1, help="Least cosine.")] = 0.98,
+    threshold: Annotated[
+        float, typer.Option(min=-1, max=1, help="The lowest cosine of a pair.")
+    ] = 0.98,
 ) -> None:
     """List images that are nearly the same."""
+    from couce.files import printable
     from couce.index import open_index
-    from couce.index.command import printable
     from couce.index.duplicates import near_duplicates
 
     pairs = 0
-    with open_index(address, say=_warn) as found:
+    with open_index(address) as found:
         for item in found.every_item():
             if len(item.paths) > 1:
                 typer.echo("same    " + "  ".join(printable(path) for path in item.paths))
@@ -192,11 +214,11 @@ def export_(
 ) -> None:
     """Write all items and vectors to a file."""
     from couce.index import open_index
-    from couce.index.report import Report
+    from couce.index.progress import ProgressBar
     from couce.index.transfer import export_file
 
-    with open_index(address, say=_warn) as found, Report("items") as report:
-        written = export_file(found, file, report.progress)
+    with open_index(address) as found, ProgressBar("items") as bar:
+        written = export_file(found, file, bar.update)
     typer.echo(f"{written} items in {file}. Next: couce index import {file} --index OTHER")
 
 
@@ -206,12 +228,12 @@ def import_(
     address: _AddressOption = "index",
 ) -> None:
     """Add all items of a file, with their vectors."""
-    from couce.index.command import finish, opened_for
-    from couce.index.report import Report
+    from couce.index.commands import finish, opened_for
+    from couce.index.progress import ProgressBar
     from couce.index.transfer import import_file, model_of
 
-    with opened_for(address, *model_of(file), _warn) as found, Report("items") as report:
-        done = import_file(found, file, report.progress)
+    with opened_for(address, *model_of(file)) as found, ProgressBar("items") as bar:
+        done = import_file(found, file, bar.update)
         finish(found)
     typer.echo(f"{done} items added to {address}. Next: couce index info {address}")
 
@@ -230,33 +252,28 @@ def merge(
     target: Annotated[str, typer.Argument(help="The index to put them all into.")],
     sources: Annotated[list[str], typer.Argument(help="The indexes to take them from.")],
 ) -> None:
-    """Join indexes, say of the shards of a gallery."""
+    """Join indexes, such as those of the shards of a gallery."""
     _join(sources, target, join=True)
 
 
 @index.command()
 def compact(
     address: _Address = "index",
-    kind: Annotated[
-        str | None,
-        typer.Option("--type", help="auto, flat, hnsw, ivf, ivfpq or a FAISS factory string."),
-    ] = None,
-    recall: Annotated[
-        float | None, typer.Option(min=0.5, max=0.9999, help="To be reached at 10.")
-    ] = None,
+    kind: _Type = None,
+    recall: _Recall = None,
 ) -> None:
-    """Arrange everything anew for search."""
-    from couce.index.command import measured_line, rearrange
+    """Rebuild the search structure from all items."""
+    from couce.index.commands import measured_line, rearrange
 
-    manifest = rearrange(address, kind, recall, _warn)
+    manifest = rearrange(address, kind, recall)
     typer.echo(measured_line(manifest.structure))
     typer.echo(f"{manifest.count} items. Next: couce index search IMAGE")
 
 
 @index.command()
 def verify(address: _Address = "index") -> None:
-    """Read everything and compare it with its checksums."""
-    from couce.index.command import verified
+    """Read the whole index and compare it with its checksums."""
+    from couce.index.commands import verified
 
     faults = verified(address)
     for fault in faults:
@@ -268,12 +285,12 @@ def verify(address: _Address = "index") -> None:
 
 @index.command()
 def plan(
-    vectors: Annotated[float, typer.Option(min=1, help="How many, as 1e9.")],
-    dim: Annotated[int, typer.Option(min=1, help="Of an embedding.")] = 512,
-    memory: Annotated[float, typer.Option(min=1, help="GB of a machine.")] = 64,
-    rate: Annotated[float, typer.Option(help="Images/s that a worker embeds.")] = 100,
+    vectors: Annotated[float, typer.Option(min=1, help="Number of vectors, such as 1e9.")],
+    dim: Annotated[int, typer.Option(min=1, help="Dimensions of an embedding.")] = 512,
+    memory: Annotated[float, typer.Option(min=1, help="Memory of one machine in GB.")] = 64,
+    rate: Annotated[float, typer.Option(help="Images per second that one worker embeds.")] = 100,
 ) -> None:
-    """Say which type of index, how much memory and how many machines a gallery takes."""
+    """Show which type of index, how much memory and how many machines a gallery needs."""
     from rich.console import Console
     from rich.table import Table
 
@@ -295,22 +312,18 @@ def plan(
 
 def _join(sources: list[str], target: str, join: bool) -> None:
     from couce.index import open_index
-    from couce.index.command import finish, opened_for
-    from couce.index.report import Report
+    from couce.index.commands import finish, opened_for
+    from couce.index.progress import ProgressBar
     from couce.index.transfer import copy as run
 
     done = 0
-    with Report("items") as report:
+    with ProgressBar("items") as bar:
         for source in sources:
             with (
-                open_index(source, say=report.say) as taken,
-                opened_for(target, taken.model_hash, taken.dim, report.say) as found,
+                open_index(source) as taken,
+                opened_for(target, taken.model_hash, taken.dim) as found,
             ):
-                done += run(taken, found, join, report.progress)
+                done += run(taken, found, join, bar.update)
                 if source == sources[-1]:
                     finish(found)
     typer.echo(f"{done} items copied to {target}. Next: couce index info {target}")
-
-
-def _warn(line: str) -> None:
-    typer.echo(line, err=True)

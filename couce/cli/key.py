@@ -3,23 +3,28 @@ from typing import Annotated
 
 import typer
 
-key = typer.Typer(no_args_is_help=True, help="Keys of the server.", rich_markup_mode=None)
+key = typer.Typer(
+    no_args_is_help=True, help="Make, list and revoke keys of the server.", rich_markup_mode=None
+)
 
-_State = Annotated[
-    Path, typer.Option(help="The server's state folder; as for `couce serve`, INDEX/server.")
-]
+_State = Annotated[Path, typer.Option(help="The server's state folder, as for `couce serve`.")]
 _STATE = Path("index/server")
 
 
 @key.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Whose it is.")],
-    role: Annotated[str, typer.Option(help="read, or admin: may change the gallery.")] = "read",
-    rate: Annotated[float | None, typer.Option(help="Requests a second, at most.")] = None,
+    name: Annotated[str, typer.Argument(help="The name of the key's owner.")],
+    role: Annotated[
+        str, typer.Option(help="What the key may do: read, or admin (change the gallery too).")
+    ] = "read",
+    rate: Annotated[
+        float | None,
+        typer.Option(help="The largest number of requests a second. [default: no limit]"),
+    ] = None,
     state: _State = _STATE,
 ) -> None:
-    """Make a key. It is shown once and kept as its hash."""
-    from couce.server.keys import Keys
+    """Make a key. It is shown once; only its hash is kept."""
+    from couce.server.auth import Keys
 
     keys = Keys.in_folder(state)
     token = keys.make(name, role, rate)
@@ -33,7 +38,7 @@ def list_keys(state: _State = _STATE) -> None:
     """List the keys' names and roles."""
     import time
 
-    from couce.server.keys import Keys
+    from couce.server.auth import Keys
 
     for each in Keys.in_folder(state).all():
         made = time.strftime("%Y-%m-%d", time.localtime(each.made))
@@ -43,10 +48,11 @@ def list_keys(state: _State = _STATE) -> None:
 
 @key.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Whose it is.")], state: _State = _STATE
+    name: Annotated[str, typer.Argument(help="The name of the key's owner.")],
+    state: _State = _STATE,
 ) -> None:
-    """Make a key useless, at once."""
-    from couce.server.keys import Keys
+    """Revoke a key, at once."""
+    from couce.server.auth import Keys
 
     Keys.in_folder(state).revoke(name)
     typer.echo(f"{name!r} is revoked; a running server knows it already.")

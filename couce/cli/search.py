@@ -3,23 +3,24 @@ from typing import Annotated
 
 import typer
 
+from couce.cli.options import Filter
+
 
 def search(
-    image: Annotated[Path, typer.Argument(help="An image file.")],
-    server: Annotated[str, typer.Option(help="Of `couce serve`.")] = "http://127.0.0.1:8000",
+    image: Annotated[Path, typer.Argument(help="The image to search with.")],
+    server: Annotated[
+        str, typer.Option(help="The address of the server.")
+    ] = "http://127.0.0.1:8000",
     key: Annotated[
-        str | None, typer.Option(envvar="COUCE_KEY", help="From `couce key new`.")
+        str | None, typer.Option(envvar="COUCE_KEY", help="The key that `couce key new` made.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
-    chosen: Annotated[
-        list[str] | None,
-        typer.Option("--filter", help="label=x, id=x or metadata.KEY=x. Repeatable."),
-    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many hits to show.")] = 10,
+    chosen: Filter = None,
     group: Annotated[
-        bool, typer.Option("--by-label", help="Only the best hit of each label.")
+        bool, typer.Option("--by-label", help="Show only the best hit of each label.")
     ] = False,
 ) -> None:
-    """Find what looks like an image, on a running server."""
+    """Find images that look like an image, on a running server."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,71 +1,69 @@
+"""`couce serve`: its options are made of the server's settings, which are defined in one place."""
+
+from collections.abc import Callable
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
-from couce.cli.embed import Preparation
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
-_Origins = Annotated[
-    list[str] | None,
-    typer.Option("--origin", help="A site whose pages may call: https://example.org. Repeatable."),
-]
+# What is typed after `couce serve` is parsed in its body: the settings are imported only there, so
+# that `couce --help` stays quick.
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def serve(
-    model: Annotated[Path, typer.Option(help="From `couce export`.")] = Path("model.onnx"),
-    index: Annotated[
-        str, typer.Option(help="A folder, or milvus+http://host:19530/name.")
-    ] = "index",
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that serve.")] = 1,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="Folder of uploads, evaluations and keys; INDEX/server unless said."),
-    ] = None,
-    keys: Annotated[str, typer.Option(help="auto, required or off.")] = "auto",
-    read_only: Annotated[bool, typer.Option("--read-only", help="Change nothing.")] = False,
-    new_index: Annotated[
-        bool, typer.Option("--new-index", help="Make an empty index where there is none.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images the model sees at once.")] = 16,
-    batch_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds a batch waits for images being decoded.")
-    ] = 0.005,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Images taken and not yet embedded; beyond it 429.")
-    ] = 48,
-    max_bytes: Annotated[int, typer.Option(min=1024, help="Of a request.")] = 20 * 2**20,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Of an image.")] = 50_000_000,
-    origins: _Origins = None,
-    provider: Annotated[str, typer.Option(help="auto, cuda, tensorrt or cpu.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of the model.")] = None,
-    preparation: Preparation = None,
-) -> None:
+def serve(context: typer.Context) -> None:
     """Serve search over HTTP, with a page for people."""
+    command = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    command.command()(_with_options(_serve))
+    command(context.args, prog_name="couce serve")
+
+
+def _serve(config: Path | None, **options: Any) -> None:
+    """Serve search over HTTP, with a page for people.
+
+    Every option can also be given as a variable (--max-bytes is COUCE_MAX_BYTES) or in a TOML file
+    (max_bytes). An option wins over a variable, and a variable over the file.
+    """
     from couce.server.run import serve as run
+    from couce.server.settings import read_settings
+
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    run(read_settings(given, config), typer.echo)
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives ``function`` a parameter for each setting of the server, as Typer reads them."""
     from couce.server.settings import ServerSettings
 
-    settings = ServerSettings.parse(
-        {
-            "model": model,
-            "index": index,
-            "host": host,
-            "port": port,
-            "workers": workers,
-            "state": state,
-            "authentication": keys,
-            "read_only": read_only,
-            "new_index": new_index,
-            "batch": batch,
-            "batch_wait": batch_wait,
-            "queue": queue,
-            "body_bytes": max_bytes,
-            "pixels": max_pixels,
-            "origins": origins or (),
-            "provider": provider,
-            "threads": threads,
-            "preprocess": preparation or (),
-        }
+    kinds: dict[str, Any] = {
+        "config": Annotated[Path | None, typer.Option(help="A TOML file of these settings.")]
+    }
+    kinds |= {name: _option(name, field) for name, field in ServerSettings.model_fields.items()}
+    function.__annotations__ = {**kinds, "return": None}
+    function.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in kinds.items()
+        ]
     )
-    run(settings, typer.echo)
+    return function
+
+
+def _option(name: str, field: "FieldInfo") -> Any:
+    """An option that is None where it is not given: a variable or the file may then say it."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    kind: Any = next((each for each in (bool, int, float) if each in kinds), str)
+    if get_origin(field.annotation) is tuple:
+        kind = list[str]
+    default = "" if field.default in (None, (), False) else f" [default: {field.default}]"
+    flag = f"--{name.replace('_', '-')}"
+    return Annotated[kind | None, typer.Option(flag, help=f"{field.description}{default}")]

@@ -3,67 +3,110 @@ from typing import Annotated
 
 import typer
 
+from couce.cli.options import DataFolder, Plugins, TrainClasses
+
 
 def train(
     dataset: Annotated[
-        str, typer.Argument(help="cub, cars, sop, demo, or a folder or CSV list.")
+        str, typer.Argument(help="cub, cars, sop, demo, a folder of class folders, or a CSV list.")
     ] = "demo",
     method: Annotated[
-        str, typer.Option(help="base, odba, msrci, odba+msrci, couce or couce-plus.")
+        str,
+        typer.Option(
+            help="What is added to the base loss: base (nothing), odba, msrci, odba+msrci, couce or"
+            " couce-plus."
+        ),
     ] = "couce",
-    preset: Annotated[str, typer.Option(help="paper, or cpu: lighter in all.")] = "paper",
+    preset: Annotated[
+        str, typer.Option(help="paper, or cpu: a smaller backbone, smaller images, fewer epochs.")
+    ] = "paper",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     assign: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting: odba.capacity=4096. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="One setting, such as odba.capacity=4096. Repeatable."),
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="The base loss.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="The backbone.")] = None,
-    weights: Annotated[str | None, typer.Option(help="pretrained, none, or a file.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="How many epochs.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Start of all random numbers.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    cache: Annotated[str | None, typer.Option(help="Decoded images: none, ram or disk.")] = None,
+    loss: Annotated[str | None, typer.Option(help="The base loss. [default: proxy-an]")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The backbone. [default: the preset's]")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Starting weights: pretrained, none (random), or a file. [default: pretrained]"
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of epochs. [default: the preset's]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of all random numbers. [default: 0]")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to train: auto, cpu or cuda. [default: auto]")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Where to keep decoded images: none, ram or disk.")
+    ] = None,
     validate_classes: Annotated[
-        float | None, typer.Option(help="Share of training classes that choose the best epoch.")
+        float | None,
+        typer.Option(help="Share of the training classes held out to choose the best epoch."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the set is, unless data/NAME.")] = None,
-    train_classes: Annotated[
-        int | None, typer.Option(help="Of a folder without halves: how many classes train.")
-    ] = None,
+    data: DataFolder = None,
+    train_classes: TrainClasses = None,
     confounding: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Of the demo set: how far backgrounds tell the class, 0.9 unless said.",
+            help="Share of the demo set's training pictures in their class's surroundings."
+            " [default: 0.9]",
         ),
     ] = None,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Train though images are missing.")
+        bool,
+        typer.Option("--allow-missing", help="Train although images of a known set are missing."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="The run's folder, unless runs/NAME-N.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="A run's folder to go on with.")] = None,
+    plugin: Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run. [default: runs/NAME-N]")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="The folder of a run that was interrupted, to continue it.")
+    ] = None,
 ) -> None:
-    """Train an embedding."""
-    from couce.train.command import run_training
-    from couce.train.session import Data
+    """Train an embedding network."""
+    from rich.console import Console
 
-    run_training(
-        Data(dataset, data, train_classes, confounding, allow_missing),
+    from couce.cli.tables import metrics_table
+    from couce.train import train as run_training
+    from couce.train.settings import parse_assignments
+
+    run = run_training(
+        dataset,
         method=method,
         preset=preset,
         config=config,
-        assignments=assign or [],
-        options={
-            "loss": loss,
-            "backbone": backbone,
-            "weights": weights,
-            "epochs": epochs,
-            "seed": seed,
-            "device": device,
-            "cache": cache,
-            "validate_classes": validate_classes,
-        },
+        settings=parse_assignments(assign or ()),
+        loss=loss,
+        backbone=backbone,
+        weights=weights,
+        epochs=epochs,
+        seed=seed,
+        device=device,
+        cache=cache,
+        validate_classes=validate_classes,
+        data=data,
+        train_classes=train_classes,
+        confounding=confounding,
+        allow_missing=allow_missing,
+        plugin=plugin or (),
         out=out,
         resume=resume,
     )
+    if run.metrics:  # the leading process of several
+        console = Console(highlight=False, markup=False)
+        console.print(metrics_table(run.metrics))
+        options = "" if data is None else f" --data {data}"
+        options += "" if train_classes is None else f" --train-classes {train_classes}"
+        options += "" if confounding is None else f" --confounding {confounding:g}"
+        console.print(f"Next: couce evaluate {run.best} {dataset}{options}", soft_wrap=True)

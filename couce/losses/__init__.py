@@ -8,6 +8,7 @@ from couce.losses.proxy_an import ProxyAN
 from couce.losses.proxy_anchor import ProxyAnchor
 from couce.losses.proxy_nca import ProxyNCA
 from couce.losses.soft_triple import SoftTriple
+from couce.plugins import find
 
 LOSSES: dict[str, type[ProxyLoss]] = {
     "proxy-an": ProxyAN,
@@ -24,10 +25,9 @@ def build_loss(name: str, num_classes: int, dim: int, **options: float) -> Proxy
 
     An unknown name or option is an error that lists the known ones.
     """
-    if name not in LOSSES:
-        raise unknown_name("loss", name, LOSSES)
-    known = list(signature(LOSSES[name]).parameters)[2:]
+    loss: type[ProxyLoss] = find("loss", name, LOSSES)
+    known = list(signature(loss).parameters)[2:]
     for option in options:
         if option not in known:
             raise unknown_name(f"option of {name}", option, known)
-    return LOSSES[name](num_classes=num_classes, dim=dim, **options)
+    return loss(num_classes=num_classes, dim=dim, **options)

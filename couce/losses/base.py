@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from couce.precision import full_precision
+from couce.losses.precision import full_precision
 
 
 class ProxyLoss(nn.Module, ABC):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from couce.precision import full_precision
+from couce.losses.precision import full_precision
 
 
 @full_precision

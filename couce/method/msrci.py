@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from couce.errors import CouceError, unknown_name
-from couce.precision import at_least_float32
+from couce.losses.precision import at_least_float32
 
 Scope = Literal["sample", "channel", "batch"]
 

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from couce.losses.base import ProxyLoss
+from couce.losses.precision import full_precision
 from couce.method.covariance import covariance_penalty
 from couce.method.invariance import invariance_loss
 from couce.method.msrci import MSRCI, band_strengths
 from couce.method.odba import ODBA
 from couce.method.settings import MethodSettings
-from couce.precision import full_precision
 
 
 class Objective(NamedTuple):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from couce.errors import CouceError, unknown_name
-from couce.precision import full_precision
+from couce.losses.precision import full_precision
 
 Attention = Literal["raw", "unit"]
 

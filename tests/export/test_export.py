@@ -21,22 +21,24 @@ from torch.utils.flop_counter import FlopCounterMode
 from couce import checkpoint
 from couce.backbones import build_backbone
 from couce.cli import main
+from couce.data.demo import draw, examples
 from couce.embedder import Embedder
 from couce.errors import CouceError
 from couce.export import certificate
-from couce.export import command as exporting
-from couce.export.command import Labelled, export
+from couce.export import comparison as comparing
+from couce.export import exporting
+from couce.export.comparison import Labelled
+from couce.export.exporting import write_model
 from couce.export.graph import PlainModel, to_onnx
 from couce.export.parity import _first_difference, _same_neighbours
-from couce.export.precision import harm_by_layer, layers_of, to_int8
+from couce.export.quantisation import harm_by_layer, layers_of, to_int8
 from couce.export.structure import differences, structure
 from couce.export.write import describe
 from couce.losses import LOSSES
+from couce.machine.timing import compare_times
 from couce.method import CouCE
 from couce.network import EmbeddingNetwork, Normalise
 from couce.preprocess import ImageSource, Preprocess
-from couce.timing import compare_times
-from couce.train.data.demo import draw, examples
 
 DIM, CAPACITY = 24, 2048
 
@@ -95,7 +97,7 @@ def test_the_file_gives_what_the_network_gives(
     tmp_path: Path, pictures: list[Image.Image], kind: str, channels: str
 ) -> None:
     path = trained(tmp_path / "ckpt.pt", pictures, channels=channels, scale=255.0, mean=(9, 99, 50))
-    done = export(path, tmp_path / "model.onnx", named(pictures[:40]), kind)
+    done = write_model(path, tmp_path / "model.onnx", named(pictures[:40]), kind)
     assert done.parity.images == 40
     assert done.parity.cosine > 0.9999
     expected = embed_by_torch(path, pictures)
@@ -106,7 +108,7 @@ def test_the_file_gives_what_the_network_gives(
 def test_three_lines_of_plain_onnxruntime(
     saved: Path, tmp_path: Path, pictures: list[Image.Image]
 ) -> None:
-    export(saved, tmp_path / "model.onnx", named(pictures[:8]))
+    write_model(saved, tmp_path / "model.onnx", named(pictures[:8]))
     # The three lines of docs/export.md, as they stand there.
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
@@ -121,7 +123,7 @@ def test_three_lines_of_plain_onnxruntime(
 
 def test_what_the_file_holds(saved: Path, tmp_path: Path, pictures: list[Image.Image]) -> None:
     target = tmp_path / "model.onnx"
-    export(saved, target, named(pictures[:8]))
+    write_model(saved, target, named(pictures[:8]))
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     model = onnx.load(target)
     onnx.checker.check_model(model, full_check=True)
@@ -176,7 +178,11 @@ def damaged_export(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_difference_writes_nothing_and_names_image_and_layer(
-    saved: Path, tmp_path: Path, pictures: list[Image.Image], damaged_export: str
+    saved: Path,
+    tmp_path: Path,
+    pictures: list[Image.Image],
+    damaged_export: str,
+    messages: list[str],
 ) -> None:
     target = tmp_path / "model.onnx"
     target.write_bytes(b"the one of before")
@@ -184,13 +190,12 @@ def test_a_difference_writes_nothing_and_names_image_and_layer(
         picture.save(tmp_path / f"{n}.png")
     images = [tmp_path / f"{n}.png" for n in range(9)]
     (tmp_path / "dead.png").write_bytes(b"no picture")
-    said: list[str] = []
     with pytest.raises(
         CouceError, match=r"\d\.png has a cosine of .* nothing was written"
     ) as raised:
-        export(saved, target, named([*images, tmp_path / "dead.png"]), say=said.append)
+        write_model(saved, target, named([*images, tmp_path / "dead.png"]))
     assert damaged_export in str(raised.value)
-    assert len([line for line in said if "dead.png is not an image" in line]) == 1
+    assert len([line for line in messages if "dead.png is not an image" in line]) == 1
     assert target.read_bytes() == b"the one of before"
     assert not list(tmp_path.glob("*.part"))
 
@@ -222,7 +227,7 @@ def test_a_model_that_half_precision_breaks_is_not_written(
     content["network"]["head.weight"] *= 1e7
     checkpoint.save(path, content)
     with pytest.raises(CouceError, match="zero or not finite"):
-        export(path, tmp_path / "model.onnx", named(pictures[:8]), precision="fp16")
+        write_model(path, tmp_path / "model.onnx", named(pictures[:8]), precision="fp16")
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -289,7 +294,7 @@ def test_structures_differ_by_nodes_attributes_shapes_and_steering_values(saved:
 
 def test_a_certificate(saved: Path, tmp_path: Path, pictures: list[Image.Image]) -> None:
     target = tmp_path / "model.onnx"
-    export(saved, target, named(pictures[:8]), certified=True)
+    write_model(saved, target, named(pictures[:8]), certified=True)
     content = json.loads((tmp_path / "model.certificate.json").read_text())
     assert content["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
     rows = {row["name"]: row for row in content["rows"]}
@@ -303,7 +308,7 @@ def test_a_certificate(saved: Path, tmp_path: Path, pictures: list[Image.Image])
     assert "<td>CouCE, K = 4096</td>" in page
 
     # Exported again without a certificate: that of before would be of another model.
-    export(saved, target, named(pictures[:8]), "float")
+    write_model(saved, target, named(pictures[:8]), "float")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -331,31 +336,33 @@ def test_a_graph_that_is_not_base_gets_no_certificate(
 
     monkeypatch.setattr(exporting, "load_network", with_max_pooling)
     with pytest.raises(CouceError, match=r"no certificate: the graph of base\.onnx is not that of"):
-        export(saved, tmp_path / "base.onnx", named(pictures[:8]), certified=True)
+        write_model(saved, tmp_path / "base.onnx", named(pictures[:8]), certified=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_int8_and_fp16_say_what_they_cost(
-    saved: Path, tmp_path: Path, pictures: list[Image.Image]
+    saved: Path,
+    tmp_path: Path,
+    pictures: list[Image.Image],
+    messages: list[str],
 ) -> None:
     paths = []
     for n, picture in enumerate(pictures):
         paths.append(tmp_path / f"{n}.png")
         picture.save(paths[-1])
     labelled = Labelled("pictures", paths, np.arange(len(paths)) // 8)
-    export(saved, tmp_path / "fp32.onnx", named(paths[:8]))
+    write_model(saved, tmp_path / "fp32.onnx", named(paths[:8]))
     plain = Embedder(tmp_path / "fp32.onnx").embed(paths)
     for precision, cosine, share in (("int8", 0.98, 0.45), ("fp16", 0.999, 0.6)):
-        said: list[str] = []
+        messages.clear()
         target = tmp_path / f"{precision}.onnx"
-        done = export(
+        done = write_model(
             saved,
             target,
             named(paths[:8]),
             precision=precision,
             calibrate=paths,
             labelled=labelled,
-            say=said.append,
         )
         embedder = Embedder(target)
         assert embedder.info is not None
@@ -363,8 +370,8 @@ def test_int8_and_fp16_say_what_they_cost(
         assert (embedder.embed(paths) * plain).sum(axis=1).min() > cosine
         assert target.stat().st_size < share * (tmp_path / "fp32.onnx").stat().st_size
         assert done.lost is not None
-        assert done.lost["R@1"] <= exporting.MOST_LOST
-        assert any(f"{precision}: " in line and "times the images/s" in line for line in said)
+        assert done.lost["R@1"] <= comparing.MOST_LOST
+        assert any(f"{precision}: " in line and "times the images/s" in line for line in messages)
     operators = {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= operators
 
@@ -383,33 +390,35 @@ def test_the_layer_that_8_bits_harm_is_found_and_skipped(
     proto = to_onnx(network, preprocess, "uint8")
     feeds = np.stack([preprocess.pixels(picture) for picture in pictures[:16]])
     assert "backbone.stage2.layer4" in layers_of(proto)
-    harm = harm_by_layer(proto, feeds, feeds, exporting._run)
+    harm = harm_by_layer(proto, feeds, feeds, comparing._run)
     assert next(iter(harm)) == "backbone.stage2.layer4"
     with torch.inference_mode():
         expected = model(torch.from_numpy(feeds)).numpy()
     turned = [
-        1 - float((exporting._run(each, feeds) * expected).sum(axis=1).mean())
+        1 - float((comparing._run(each, feeds) * expected).sum(axis=1).mean())
         for each in (to_int8(proto, feeds), to_int8(proto, feeds, ["backbone.stage2.layer4"]))
     ]
     assert turned[1] < turned[0] / 4
 
 
-def test_layers_are_skipped_until_little_is_lost(saved: Path, pictures: list[Image.Image]) -> None:
+def test_layers_are_skipped_until_little_is_lost(
+    saved: Path, pictures: list[Image.Image], messages: list[str]
+) -> None:
     """Too much is lost twice: the two worst layers then stay in float32, and are named."""
     network, preprocess, content = checkpoint.load_network(saved)
     proto = to_onnx(network, preprocess, "uint8")
     feeds = np.stack([preprocess.pixels(picture) for picture in pictures[:8]])
-    losses, said = [0.02, 0.01, 0.004], list[str]()
+    losses = [0.02, 0.01, 0.004]
 
     def comparison(_model: bytes, precision: str) -> dict[str, float]:
         assert precision == "int8"
         return {"R@1": losses.pop(0)}
 
     info = describe(content, preprocess, "uint8")
-    written, lost = exporting._int8(proto, feeds, info, comparison, said.append)
+    written, lost = comparing.quantise(proto, feeds, info, comparison)
     assert lost == {"R@1": 0.004}
-    worst = list(harm_by_layer(proto, feeds, feeds, exporting._run))[:2]
-    assert said[-1] == f"left in float32: {', '.join(worst)}"
+    worst = list(harm_by_layer(proto, feeds, feeds, comparing._run))[:2]
+    assert messages[-1] == f"left in float32: {', '.join(worst)}"
     graph = onnx.load_from_string(written).graph
     weights = {tensor.name for tensor in graph.initializer}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]

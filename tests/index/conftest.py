@@ -14,7 +14,7 @@ from PIL import Image
 
 from couce.cli import main
 from couce.index import NewItem
-from couce.model_info import ModelInfo
+from couce.models.info import ModelInfo
 from couce.preprocess import Preprocess
 
 DIM = 16

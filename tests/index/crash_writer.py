@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from couce.index import NewItem
-from couce.index.local import LocalIndex
-from couce.index.manifest import Structure
+from couce.index.local.index import LocalIndex
+from couce.index.local.manifest import Structure
 
 DIM = 8
 

@@ -17,7 +17,7 @@ from PIL import Image
 from couce.embedder import Embedder
 from couce.index import open_index
 from couce.index.base import ID_DIGITS
-from couce.index.local import LocalIndex
+from couce.index.local.index import LocalIndex
 
 from .conftest import Couce, numbered, unit, write_model, write_picture
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from couce.index import NewItem, open_index
-from couce.index.local import LocalIndex
+from couce.index.local.index import LocalIndex
 
 from .crash_writer import vector
 

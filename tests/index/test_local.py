@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from couce.errors import CouceError
 from couce.index import Hit, Index, NewItem, open_index
-from couce.index.local import LocalIndex
-from couce.index.manifest import Manifest, Structure
+from couce.index.local.index import LocalIndex
+from couce.index.local.manifest import Manifest, Structure
 
 from .conftest import nearest, numbered, unit
 
@@ -255,7 +255,7 @@ def test_learned_lists_are_kept_while_they_fit(tmp_path: Path) -> None:
         check(index, rows, [0, *alive, *range(800, 1200)])
 
 
-def test_files_beside_the_catalog_are_made_anew(tmp_path: Path) -> None:
+def test_files_beside_the_catalog_are_made_anew(tmp_path: Path, messages: list[str]) -> None:
     """Lost, cut, exchanged, hostile: the FAISS file is noticed, rebuilt by a writer, and done without
     by a reader."""
     rows = unit(300)
@@ -287,22 +287,22 @@ def test_files_beside_the_catalog_are_made_anew(tmp_path: Path) -> None:
     names = ["lost", "cut", "changed", "hostile", "no manifest", "broken manifest"]
     for name in [*names, "wandering manifest"]:
         damage(name)
-        said: list[str] = []
-        with open_index(folder, say=said.append) as reader:
+        messages.clear()
+        with open_index(folder) as reader:
             check(reader, rows, list(range(300)))
-        assert len(said) == 1, (name, said)
-        assert "searched without it" in said[0]
-        said.clear()
-        with LocalIndex(folder, "write", say=said.append, background=False) as writer:
+        assert len(messages) == 1, (name, messages)
+        assert "searched without it" in messages[0]
+        messages.clear()
+        with LocalIndex(folder, "write", background=False) as writer:
             check(writer, rows, list(range(300)))
             assert writer.faults() == []
-        assert len(said) == 1, (name, said)
-        assert "rebuilt from the catalog" in said[0]
+        assert len(messages) == 1, (name, messages)
+        assert "rebuilt from the catalog" in messages[0]
         assert len(list(folder.glob("vectors-*"))) == 1
-        said.clear()
-        with open_index(folder, say=said.append) as reader:
+        messages.clear()
+        with open_index(folder) as reader:
             check(reader, rows, list(range(300)))
-        assert not said
+        assert not messages
 
 
 def test_a_catalog_put_back_from_an_old_copy_is_followed(tmp_path: Path) -> None:

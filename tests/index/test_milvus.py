@@ -15,7 +15,7 @@ import pytest
 
 from couce.errors import CouceError
 from couce.index import NewItem, open_index
-from couce.index.milvus_address import MilvusAddress
+from couce.index.milvus.address import MilvusAddress
 
 from .conftest import Couce, nearest, numbered, unit
 

@@ -14,7 +14,7 @@ import pytest
 
 from couce.errors import CouceError
 from couce.index import open_index
-from couce.index.local import LocalIndex
+from couce.index.local.index import LocalIndex
 
 from .conftest import numbered, unit
 
@@ -88,7 +88,7 @@ def public() -> Iterator[Path]:
 
 
 SEARCH = """
-import json, os, sys
+import json, logging, os, sys
 import faiss
 import numpy as np
 from couce.errors import CouceError
@@ -97,7 +97,10 @@ if os.getuid() == 0:  # root may write anywhere
     os.setgid(65534)
     os.setuid(65534)
 said = []
-with open_index(sys.argv[1], say=said.append) as index:
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("couce").addHandler(handler)
+with open_index(sys.argv[1]) as index:
     found = [hit.id for hit in index.search(np.ones((1, 16)), 100)[0]]
     try:
         open_index(sys.argv[1], "write")

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from couce.errors import CouceError
-from couce.index.manifest import Structure
-from couce.index.structures import build, check_type, factory, innermost, parameters, search
+from couce.index.local.manifest import Structure
+from couce.index.local.structures import build, check_type, factory, innermost, parameters, search
 
 from .conftest import unit
 

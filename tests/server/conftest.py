@@ -17,7 +17,7 @@ import urllib3
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from couce.index.command import run_build
+from couce.index.commands import build_index
 from couce.server import ServerSettings, create_app
 
 CLASSES, EACH = 3, 4
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, make_model: Callable[..., Path]) -> Path:
             path = tmp_path / "gallery" / f"class-{label}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(picture(10 * label + number))
-    run_build(tmp_path / "gallery", tmp_path / "model.onnx", str(tmp_path / "index"))
+    build_index(tmp_path / "gallery", tmp_path / "model.onnx", str(tmp_path / "index"))
     return tmp_path
 
 

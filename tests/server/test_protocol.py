@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from couce.server import protocol
+from couce.server.http import protocol
 
 
 @pytest.fixture

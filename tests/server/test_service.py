@@ -18,7 +18,7 @@ from couce.errors import CouceError
 from couce.index import open_index
 from couce.metrics import query_gallery_metrics, retrieval_metrics
 from couce.server import ServerSettings, create_app
-from couce.server.keys import Keys, Rates
+from couce.server.auth import Keys, Rates
 
 from .conftest import CLASSES, EACH, Serve, picture
 
@@ -343,11 +343,11 @@ class TestReload:
     def test_takes_a_new_model_with_its_index(
         self, client: TestClient, folder: Path, make_model: Callable[..., Path]
     ) -> None:
-        from couce.index.command import run_build
+        from couce.index.commands import build_index
 
         make_model(licence="another")
         shutil.move(folder / "index", folder / "old")
-        run_build(folder / "gallery", folder / "model.onnx", str(folder / "index"))
+        build_index(folder / "gallery", folder / "model.onnx", str(folder / "index"))
         before = client.get("/info").json()["model"]["hash"]
         assert client.post("/admin/reload").json()["model"] != before
         assert client.post("/search", content=picture(3)).json()["hits"][0]["score"] > 0.999

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,21 @@ import torch
 from PIL import Image
 
 from couce import checkpoint
+from couce.data import open_dataset
+from couce.data.demo import write_demo
+from couce.data.images import ImageStore
 from couce.errors import CouceError
-from couce.train.data import open_dataset
-from couce.train.data.demo import write_demo
-from couce.train.evaluate import build_network, measure
-from couce.train.images import ImageStore
-from couce.train.loop import Run, Step
+from couce.evaluate import evaluate_network
+from couce.train.loop import Step, Training, network_of
 from couce.train.processes import Processes
-from couce.train.session import Data, train
-from couce.train.settings import TrainSettings, resolve
-
-from .conftest import Call
+from couce.train.run import Data, run_training
+from couce.train.settings import TrainSettings, parse_assignments, resolve
 
 # Small enough for a second an epoch, whole enough to have every part of the method.
 SMALL = {"dim": 16, "batch_classes": 6, "batch_images": 2, "epochs": 3, "evaluate_every": 1}
+
+
+Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -108,31 +109,14 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run([sys.executable, *arguments(pictures, whole, average=0.5)]).returncode == 0
 
-    for wait_for in (1, 2):  # killed somewhere after each of these epochs
-        command = [sys.executable, *arguments(pictures, killed, average=0.5)]
-        if killed.exists():
-            command = [
-                sys.executable,
-                "-m",
-                "couce",
-                "train",
-                "demo",
-                "--data",
-                str(pictures),
-                "--resume",
-                str(killed),
-            ]
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            deadline = time.monotonic() + 120
-            while _epochs(killed) < wait_for and time.monotonic() < deadline:
-                time.sleep(0.02)
-            time.sleep(0.1 * wait_for)
-            process.send_signal(signal.SIGKILL)
-    assert 1 <= _epochs(killed) < 3
-    command = ["-m", "couce", "train", "demo", "--data", str(pictures), "--resume", str(killed)]
-    done = run([sys.executable, *command])
+    again = ["train", "demo", "--data", str(pictures), "--resume", str(killed)]
+    driver = str(Path(__file__).with_name("killed.py"))
+    for epoch, step in ((1, 3), (2, 0)):  # each after the first complete epochs
+        typed = again if killed.exists() else arguments(pictures, killed, average=0.5)[2:]
+        done = run([sys.executable, driver, str(epoch), str(step), *typed])
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert _epochs(killed) == epoch
+    done = run([sys.executable, "-m", "couce", *again])
     assert done.returncode == 0, done.stderr
 
     one, other = (checkpoint.load(folder / "last.pt") for folder in (whole, killed))
@@ -201,6 +185,10 @@ def test_two_processes_equal_one(pictures: Path, tmp_path: Path, statistics: str
             torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-9, msg=name)
 
 
+def outcome(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())
+
+
 def settings(**options: Any) -> Any:
     return resolve("demo", options={**SMALL, **options})
 
@@ -209,7 +197,7 @@ def test_not_finite_stops_with_step_parts_and_checkpoint(pictures: Path, tmp_pat
     with pytest.raises(
         CouceError, match=r"not finite in epoch 1, step \d+ \(dml .*no epoch was complete"
     ):
-        train(Data("demo", pictures), settings(lr=1e30, proxy_lr=1e30), tmp_path / "run")
+        run_training(Data("demo", pictures), settings(lr=1e30, proxy_lr=1e30), tmp_path / "run")
 
 
 def test_dead_images_do_not_stop_a_run(tmp_path: Path) -> None:
@@ -217,17 +205,17 @@ def test_dead_images_do_not_stop_a_run(tmp_path: Path) -> None:
     for victim in list(folder.rglob("*.png"))[::40]:
         victim.write_bytes(b"no picture")
     with pytest.warns(UserWarning, match="left out: .* is not an image"):
-        result = train(Data("demo", folder), settings(epochs=1), tmp_path / "run")
-    assert np.isfinite(result["last"]["metrics"]["R@1"])
+        result = run_training(Data("demo", folder), settings(epochs=1), tmp_path / "run")
+    assert np.isfinite(result.metrics["last"]["R@1"])
 
 
 def test_held_out_classes_choose_the_best(pictures: Path, tmp_path: Path) -> None:
-    result = train(Data("demo", pictures), settings(validate_classes=0.25), tmp_path / "run")
-    assert result["choice"] == "R@1 of held-out classes"
+    run_training(Data("demo", pictures), settings(validate_classes=0.25), tmp_path / "run")
+    assert outcome(tmp_path / "run")["choice"] == "R@1 of held-out classes"
     content = checkpoint.load(tmp_path / "run" / "last.pt")
     assert len(content["classes"]) == 24
     assert len(content["objective"]["loss.proxies"]) == 24
-    assert result["of"] == "test half"
+    assert outcome(tmp_path / "run")["of"] == "test half"
 
 
 def test_the_held_out_classes_can_be_all_that_is_measured(tmp_path: Path) -> None:
@@ -237,19 +225,21 @@ def test_the_held_out_classes_can_be_all_that_is_measured(tmp_path: Path) -> Non
     half = open_dataset("demo", pictures).train
     for image in open_dataset("demo", pictures).test.paths:
         image.write_bytes(b"no picture")
-    result = train(Data("demo", pictures), chosen, tmp_path / "run")
-    assert result["of"] == "held-out classes"
+    result = run_training(Data("demo", pictures), chosen, tmp_path / "run")
+    assert outcome(tmp_path / "run")["of"] == "held-out classes"
     network, preprocess, content = checkpoint.load_network(tmp_path / "run" / "last.pt")
     assert content["classes"] == [*half.names[:8], *half.names[16:]]
     held = half.select(np.isin(half.labels, range(8, 16)))
-    found = measure(network, ImageStore(held, preprocess), torch.device("cpu"), ks=(1, 2, 4, 8))
-    assert result["last"]["metrics"] == pytest.approx(found)
+    found = evaluate_network(
+        network, ImageStore(held, preprocess), torch.device("cpu"), ks=(1, 2, 4, 8)
+    )
+    assert result.metrics["last"] == pytest.approx(found)
 
 
 def test_classes_that_cannot_be_held_out(pictures: Path, tmp_path: Path) -> None:
     beyond = settings(validate_classes=0.25, validate_from=26)
     with pytest.raises(CouceError, match="set validate_from to 25 at most"):
-        train(Data("demo", pictures), beyond, tmp_path / "run")
+        run_training(Data("demo", pictures), beyond, tmp_path / "run")
     for options in ({"validate_from": 3}, {"test": False}):
         with pytest.raises(
             CouceError, match=r"needs held-out classes: set validate_classes, such as 0\.3$"
@@ -270,18 +260,20 @@ def test_classes_that_cannot_be_held_out(pictures: Path, tmp_path: Path) -> None
 def test_couce_plus_sets_free_statistics_by_clean_maps(
     dataset: str, assignment: str, supervise: str
 ) -> None:
-    chosen = resolve(dataset, method="couce-plus", assignments=[assignment])
+    chosen = resolve(dataset, method="couce-plus", assignments=parse_assignments([assignment]))
     assert chosen.msrci.supervise == supervise
-    assert resolve(dataset, assignments=[assignment]).msrci.scope == "sample"  # no trace is left
+    assert (
+        resolve(dataset, assignments=parse_assignments([assignment])).msrci.scope == "sample"
+    )  # no trace is left
 
 
 def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
     changed = {}
     for name, options in (("warm-up", {"warmup": 1}), ("stage1", {"freeze": "stage1"})):
-        train(Data("demo", pictures), settings(epochs=1, **options), tmp_path / name)
+        run_training(Data("demo", pictures), settings(epochs=1, **options), tmp_path / name)
         after = checkpoint.load(tmp_path / name / "last.pt")["network"]
         torch.manual_seed(0)
-        before = build_network(settings())[0].state_dict()
+        before = network_of(settings())[0].state_dict()
         changed[name] = {
             key.split(".")[1] if key.startswith("backbone") else "head"
             for key in before
@@ -296,10 +288,10 @@ def test_the_running_mean_of_the_weights_is_what_is_saved(pictures: Path, tmp_pa
     chosen = settings(average=0.5, epochs=2)  # of 8 steps each
     momentum = 1 - 1 / 8
     found = open_dataset("demo", pictures)
-    _, preprocess = build_network(chosen)
+    _, preprocess = network_of(chosen)
     train_store, test_store = (ImageStore(each, preprocess) for each in (found.train, found.test))
     tmp_path.joinpath("run").mkdir()
-    training = Run(chosen, train_store, test_store, tmp_path / "run", Processes())
+    training = Training(chosen, train_store, test_store, tmp_path / "run", Processes())
     mean: dict[str, torch.Tensor] = {}
     for event in training:
         if isinstance(event, Step):
@@ -318,7 +310,7 @@ def test_caches_change_nothing(pictures: Path, tmp_path: Path) -> None:
     weights: list[torch.Tensor] = []
     for cache in ("none", "ram", "disk", "disk"):  # the second time from what the first wrote
         folder = tmp_path / f"run-{len(weights)}"
-        train(Data("demo", pictures), settings(epochs=1, cache=cache, workers=2), folder)
+        run_training(Data("demo", pictures), settings(epochs=1, cache=cache, workers=2), folder)
         weights.append(checkpoint.load(folder / "last.pt")["network"]["head.weight"])
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from couce.embedder import Embedder
-from couce.model_info import ModelInfo
+from couce.models.info import ModelInfo
 from couce.preprocess import Preprocess
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from couce.server.keys import Keys
+from couce.server.auth import Keys
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 

@@ -1,0 +1,61 @@
+"""Data sets by name; any other name is a path to a tree of class folders or a CSV list."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from couce.data import cars, cub, own, sop
+from couce.data.base import Counts, DataSet, Item, Split
+from couce.data.demo import write_demo
+from couce.errors import CouceError
+from couce.plugins import find
+
+__all__ = ["DATASETS", "Counts", "DataSet", "Item", "Source", "Split", "open_dataset"]
+
+
+class Source(NamedTuple):
+    """A known set: how to read it, and how many classes and images its halves must have."""
+
+    read: Callable[[Path], list[Item]]
+    counts: dict[str, Counts]
+
+
+DATASETS: dict[str, Source] = {
+    "cub": Source(cub.read, cub.COUNTS),
+    "cars": Source(cars.read, cars.COUNTS),
+    "sop": Source(sop.read, sop.COUNTS),
+}
+
+
+def open_dataset(
+    name: str,
+    root: Path | str | None = None,
+    train_classes: int | None = None,
+    confounding: float = 0.9,
+) -> DataSet:
+    """The set of that name, from ``root`` (``data/NAME`` unless said), or the tree at a path.
+
+    ``demo`` is drawn if no ``root`` is given. Nothing is opened yet but lists and folders.
+    """
+    root = None if root is None else Path(root)
+    if name == "demo":
+        target = root or Path("data") / f"demo-{confounding:g}"
+        if root is None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_demo(target, confounding)
+        return DataSet.of(name, target, own.read(target))
+    path = root or Path(name)
+    if name not in DATASETS and path.exists():
+        return DataSet.of(path.name, path, own.read(path, train_classes))
+    source: Source = find("data set", name, DATASETS, ["demo", "any folder or CSV list"])
+    target = root or Path("data") / name
+    return DataSet.of(name, target, source.read(target), source.counts)
+
+
+def check_counts(data: DataSet) -> None:
+    """Refuses a known set of which anything is missing, since its figures could not be compared."""
+    for fault in data.count_faults():
+        raise CouceError(
+            f"{data.name} in {data.root} is not complete: {fault}; `couce data check {data.name}`"
+            " lists what is wrong, --allow-missing trains all the same"
+        )

@@ -1,0 +1,89 @@
+"""What a data set is: two halves of labelled image files, with no class in both."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from couce.data.folders import Half
+from couce.errors import CouceError
+
+
+class Item(NamedTuple):
+    """One image file, its class, and the half of the set that the class belongs to."""
+
+    path: Path
+    label: str
+    half: Half
+
+
+class Counts(NamedTuple):
+    """Classes and images of a half."""
+
+    classes: int
+    images: int
+
+    def __str__(self) -> str:
+        return f"{self.classes} classes, {self.images} images"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Image files and their classes as codes from 0, in the order of ``names``."""
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.intp]  # (N,)
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, items: Iterable[Item]) -> "Split":
+        ordered = sorted(items, key=lambda item: (item.label, str(item.path)))
+        names, labels = np.unique([item.label for item in ordered], return_inverse=True)
+        return cls(tuple(item.path for item in ordered), labels, tuple(map(str, names)))
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(len(self.names), len(self.paths))
+
+    def select(self, keep: NDArray[np.bool_]) -> "Split":
+        """The images where ``keep`` (N,) is true, with the classes that are left coded anew."""
+        names, labels = np.unique(self.labels[keep], return_inverse=True)
+        paths = tuple(path for path, kept in zip(self.paths, keep, strict=True) if kept)
+        return Split(paths, labels, tuple(self.names[code] for code in names))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    root: Path
+    train: Split
+    test: Split
+    published: Mapping[str, Counts] | None = None  # of a known set, by half
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        root: Path,
+        items: Iterable[Item],
+        published: Mapping[str, Counts] | None = None,
+    ) -> "DataSet":
+        halves: dict[Half, list[Item]] = {"train": [], "test": []}
+        for item in items:
+            halves[item.half].append(item)
+        for half, members in halves.items():
+            if not members:
+                raise CouceError(f"{root} has no images in its {half} half")
+        return cls(name, root, Split.of(halves["train"]), Split.of(halves["test"]), published)
+
+    def count_faults(self) -> list[str]:
+        """Where classes and images of a known set differ from the published numbers."""
+        found = {"train": self.train.counts, "test": self.test.counts}
+        return [
+            f"the {half} half has {found[half]}, but {expected} were published"
+            for half, expected in (self.published or {}).items()
+            if found[half] != expected
+        ]

@@ -1,0 +1,58 @@
+"""CUB-200-2011 (Wah et al., 2011): 200 birds; classes 1-100 train, 101-200 test."""
+
+import re
+from pathlib import Path
+
+from couce.data.base import Counts, Item
+from couce.data.folders import Half, class_folders
+from couce.errors import CouceError
+
+COUNTS = {"train": Counts(100, 5864), "test": Counts(100, 5924)}
+
+
+def read(root: Path) -> list[Item]:
+    """The official tree (images.txt and its companions) or class folders, in ``root`` or below
+    ``CUB_200_2011/`` and ``images/``."""
+    for base in (root, root / "CUB_200_2011"):
+        if (base / "images.txt").is_file():
+            return _official(base)
+    for base in (root, root / "images", root / "CUB_200_2011", root / "CUB_200_2011" / "images"):
+        if base.is_dir() and len(classes := class_folders(base)) > 1:
+            return _by_folder(classes)
+    raise CouceError(
+        f"no CUB-200-2011 in {root}: expected images.txt with images/, or class folders;"
+        " `couce data get cub` downloads it"
+    )
+
+
+def _official(base: Path) -> list[Item]:
+    paths = _table(base / "images.txt")
+    labels = _table(base / "image_class_labels.txt")
+    names = _table(base / "classes.txt")
+    return [
+        Item(base / "images" / path, names[labels[number]], _half(int(labels[number])))
+        for number, path in paths.items()
+    ]
+
+
+def _table(path: Path) -> dict[str, str]:
+    """``number value`` lines."""
+    try:
+        lines = path.read_text().split("\n")
+        return dict(line.split(maxsplit=1) for line in map(str.strip, lines) if line)
+    except (OSError, ValueError) as error:
+        raise CouceError(f"{path} cannot be read as a list of CUB-200-2011: {error}") from None
+
+
+def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
+    """By the number that starts a folder's name (``001.Black_footed_Albatross``), or by its place."""
+    items = []
+    for place, name in enumerate(sorted(classes), 1):
+        number = re.match(r"(\d+)\.", name)
+        half = _half(int(number[1]) if number else place)
+        items += [Item(path, name, half) for path in classes[name]]
+    return items
+
+
+def _half(class_id: int) -> Half:
+    return "train" if class_id <= 100 else "test"

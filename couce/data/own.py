@@ -1,0 +1,59 @@
+"""Any tree of class folders, or a CSV list of paths and labels."""
+
+import csv
+from pathlib import Path
+
+from couce.data.base import Item
+from couce.data.folders import Half, has_halves, labelled_images
+from couce.errors import CouceError
+
+
+def read(root: Path, train_classes: int | None = None) -> list[Item]:
+    """Class folders with images at any depth, below ``train/`` and ``test/`` if these exist; or a
+    CSV file with the columns path (relative to the file) and label, and perhaps half.
+
+    Without halves of its own, the first ``train_classes`` classes by name (half of them unless said)
+    train and the others test.
+    """
+    if root.is_file():
+        return _listed(root, train_classes)
+    if not root.is_dir():
+        raise CouceError(f"there is no data set at {root}")
+    if has_halves(root):
+        return [
+            Item(path, place.label, place.half)
+            for path, place in labelled_images(root)
+            if place.label is not None and place.half is not None
+        ]
+    found = [(path, place.label) for path, place in labelled_images(root) if place.label]
+    return _split(found, train_classes, root)
+
+
+def _listed(path: Path, train_classes: int | None) -> list[Item]:
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CouceError(f"{path} is not a CSV file: {error}") from None
+    if not rows or not {"path", "label"} <= rows[0].keys():
+        raise CouceError(f"{path} must have the columns path and label, and a row for each image")
+    if "half" not in rows[0]:
+        pairs = [(path.parent / row["path"], row["label"]) for row in rows]
+        return _split(pairs, train_classes, path)
+    halves: dict[str, Half] = {"train": "train", "test": "test"}
+    for number, row in enumerate(rows, 2):
+        if row["half"] not in halves:
+            raise CouceError(f"{path}, line {number}: half is {row['half']!r}, not train or test")
+    return [Item(path.parent / row["path"], row["label"], halves[row["half"]]) for row in rows]
+
+
+def _split(pairs: list[tuple[Path, str]], train_classes: int | None, root: Path) -> list[Item]:
+    names = sorted({label for _, label in pairs})
+    count = len(names) // 2 if train_classes is None else train_classes
+    if not 0 < count < len(names):
+        raise CouceError(
+            f"{root} has {len(names)} classes, of which {count} cannot train and the rest test;"
+            " give each class a folder of its own, and --train-classes within their number"
+        )
+    training = set(names[:count])
+    return [Item(path, label, "train" if label in training else "test") for path, label in pairs]

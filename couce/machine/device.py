@@ -1,0 +1,28 @@
+"""The device that torch computes on."""
+
+import torch
+
+from couce.errors import CouceError
+from couce.machine.allocator import keep_freed_memory
+
+
+def choose_device(wanted: str = "auto", number: int = 0) -> torch.device:
+    """``auto`` (CUDA where there is a GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``.
+
+    ``number`` is the GPU that ``auto`` and ``cuda`` mean.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise CouceError(f"{wanted!r} is not a device; use auto, cpu or cuda") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise CouceError("no CUDA device works here; `couce doctor` says what does")
+        device = torch.device("cuda", number if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    else:
+        # Training runs 1.4 to 1.9 times as fast with it; on CUDA torch has an allocator of its own.
+        keep_freed_memory()
+    return device

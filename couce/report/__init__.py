@@ -1,0 +1,1 @@
+"""What an analysis leaves behind: tables, pictures and a self-contained page."""

@@ -1,0 +1,224 @@
+"""`couce export`: from a checkpoint to one ONNX file, compared with the original before it is written."""
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from couce.checkpoint import load, load_network
+from couce.data import open_dataset
+from couce.data.base import DataSet
+from couce.data.demo import draw, examples
+from couce.data.folders import image_files
+from couce.errors import CouceError, unknown_name
+from couce.export import certificate
+from couce.export.comparison import MOST_LOST, Comparison, Labelled, quantise
+from couce.export.graph import Input, PlainModel, to_onnx
+from couce.export.parity import Parity, as_input, check_parity
+from couce.export.write import describe, serialise, write
+from couce.models.info import Precision
+from couce.preprocess import ImageError, ImageSource, Preprocess, open_image
+
+log = logging.getLogger(__name__)
+
+PARITY_IMAGES = 42  # enough for the largest batch and a part of another
+CALIBRATION_IMAGES = 256
+
+
+class Exported(NamedTuple):
+    path: Path
+    parity: Parity
+    lost: dict[str, float] | None  # per metric, by fewer bits
+
+
+def export(
+    checkpoint: str | os.PathLike[str],
+    model: str | Path = "model.onnx",
+    *,
+    input: str = "uint8",
+    precision: str = "fp32",
+    calibrate: str | Path | None = None,
+    certify: bool = False,
+    dataset: str | None = None,
+    data: str | Path | None = None,
+) -> Exported:
+    """Writes a checkpoint, or the best one of a run, as a plain ONNX model: `couce export`.
+
+    Args:
+        checkpoint: a .pt file, or what :func:`couce.train.train` gave.
+        model: the file to write.
+        input: ``uint8`` (N, H, W, 3), or ``float`` (N, 3, H, W) with values from 0 to 1.
+        precision: ``fp32``, ``fp16`` (for GPUs) or ``int8`` (for CPUs).
+        calibrate: a folder of images from which int8 learns its ranges; by default the training
+            half of the data set.
+        certify: prove that nothing of the method is left in the model.
+        dataset, data: the data set to compare on, and where it is; by default that of the training.
+    """
+    path = Path(checkpoint)
+    if calibrate is not None and precision != "int8":
+        raise CouceError(f"--calibrate is for int8, and this is {precision}")
+    found = _dataset_of(path, dataset, data)
+    labelled: Labelled | None = None
+    learn_from: tuple[Path, ...] = ()
+    images: dict[str, ImageSource]
+    if found is not None:
+        step = max(1, len(found.test.paths) // PARITY_IMAGES)
+        images = {str(path): path for path in found.test.paths[::step][:PARITY_IMAGES]}
+        labelled = Labelled(found.name, found.test.paths, found.test.labels)
+        learn_from = found.train.paths
+    else:
+        log.info("Compared on drawn pictures; --dataset and --data name others.")
+        plan = examples(0.9, per_class=1, seed=0)[:PARITY_IMAGES]
+        images = {f"drawn picture {n}": draw(each) for n, each in enumerate(plan)}
+    if calibrate is not None:
+        learn_from = tuple(image_files(Path(calibrate)))
+        if not learn_from:
+            raise CouceError(f"there are no images in {calibrate} to calibrate with")
+    return write_model(
+        path, Path(model), images, input, precision, learn_from, labelled, certified=certify
+    )
+
+
+def _dataset_of(checkpoint: Path, dataset: str | None, data: str | Path | None) -> DataSet | None:
+    """The data set that is asked for, or that of the training if it is still there."""
+    trained_on = load(checkpoint).get("data")
+    try:
+        if dataset is not None:
+            return open_dataset(dataset, data)
+        if isinstance(trained_on, dict) and trained_on:
+            return open_dataset(**trained_on | ({"root": data} if data else {}))
+    except (CouceError, OSError, TypeError) as error:
+        if dataset or data:
+            raise
+        log.info("The training set is not here (%s).", error)
+    return None
+
+
+def write_model(
+    checkpoint: Path,
+    target: Path,
+    images: Mapping[str, ImageSource],
+    input_kind: str = "uint8",
+    precision: str = "fp32",
+    calibrate: Sequence[Path] = (),
+    labelled: Labelled | None = None,
+    certified: bool = False,
+) -> Exported:
+    """Writes ``target`` if the model in it does what the checkpoint's does on ``images``, by name."""
+    _check_wishes(target, input_kind, precision, calibrate, certified)
+    kind: Input = "float" if input_kind == "float" else "uint8"
+    network, preprocess, content = load_network(checkpoint)
+    model = PlainModel(network, preprocess, kind).eval()
+    info = describe(content, preprocess, kind)
+    proto = to_onnx(network, preprocess, kind)
+    pixels = _pixels(images, preprocess)
+    parity = check_parity(model, proto, np.stack(list(pixels.values())), list(pixels))
+    log.info(
+        f"{parity.images} images in batches of 1, 2, 7 and 32: cosine to torch at least"
+        f" {parity.cosine:.6f}, the same neighbours"
+    )
+    written = plain = serialise(proto, info)
+    lost = None
+    if precision != "fp32":
+        reduced = info.model_copy(update={"precision": precision})
+        comparison = Comparison(plain, np.stack(list(pixels.values())), labelled)
+        if precision == "fp16":
+            written = serialise(to_onnx(network, preprocess, kind, half=True), reduced)
+            lost = comparison(written, precision)
+            if lost is not None and lost["R@1"] > MOST_LOST:
+                raise CouceError(
+                    f"fp16 loses {100 * lost['R@1']:.2f} points of R@1; nothing was written"
+                )
+        else:
+            paths = {str(path): path for path in _spread(calibrate, CALIBRATION_IMAGES)}
+            learned = _pixels(paths, preprocess)
+            feeds = as_input(model, np.stack(list(learned.values())))
+            written, lost = quantise(proto, feeds, reduced, comparison)
+    certificates: dict[Path, str] = {}
+    if certified:
+        certificates = _certify(target, written, proto, content, preprocess, kind)
+    write(target, written)
+    for suffix in (".certificate.json", ".certificate.html"):
+        path = target.with_suffix(suffix)
+        if path in certificates:
+            write(path, certificates[path].encode())
+        else:
+            path.unlink(missing_ok=True)  # that of a model which is no longer here
+    return Exported(target, parity, lost)
+
+
+def _check_wishes(
+    target: Path, kind: str, precision: str, calibrate: Sequence[Path], certified: bool
+) -> None:
+    """Before anything is computed."""
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", precision, get_args(Precision))
+    if kind not in get_args(Input):
+        raise unknown_name("input", kind, get_args(Input))
+    if precision == "int8" and not calibrate:
+        raise CouceError("int8 learns its ranges from images: give a folder with --calibrate")
+    if certified and precision != "fp32":
+        raise CouceError(
+            f"a certificate is of the fp32 model, from which {precision} is made; export that with"
+            " --certify"
+        )
+    if target.suffix != ".onnx":
+        raise CouceError(f"a model is called something.onnx, not {target.name}")
+    if not target.parent.is_dir():
+        raise CouceError(f"there is no folder {target.parent} to write {target.name} to")
+
+
+def _certify(
+    target: Path,
+    written: bytes,
+    proto: onnx.ModelProto,
+    content: dict[str, Any],
+    preprocess: Preprocess,
+    kind: Input,
+) -> dict[Path, str]:
+    rounds, batch = 40, 1
+    with tempfile.TemporaryDirectory() as folder:
+        rows = certificate.certify(
+            target, proto, content, preprocess, kind, Path(folder), rounds, batch
+        )
+    sha256 = hashlib.sha256(written).hexdigest()
+    *others, control = rows
+    ratios = [row.ratio for row in others]
+    log.info(
+        f"certified: {len(others)} graphs of {len(rows[0].structure.nodes)} entries are identical;"
+        f" time beside base {min(ratios):.3f} to {max(ratios):.3f}, of base beside itself"
+        f" {control.ratio:.3f} ({control.low:.3f} to {control.high:.3f});"
+        f" see {target.with_suffix('.certificate.html')}"
+    )
+    return {
+        target.with_suffix(".certificate.json"): certificate.to_json(rows, sha256, batch, rounds),
+        target.with_suffix(".certificate.html"): certificate.to_page(rows, sha256, batch, rounds),
+    }
+
+
+def _pixels(
+    images: Mapping[str, ImageSource], preprocess: Preprocess
+) -> dict[str, NDArray[np.uint8]]:
+    """Those that can be read, by name."""
+    found = {}
+    for name, image in images.items():
+        try:
+            found[name] = preprocess.pixels(open_image(image, shortest=preprocess.resize))
+        except ImageError as error:
+            log.info("left out: %s", error)
+    if len(found) < 2:
+        raise CouceError("there are too few images that can be read to compare the models on")
+    return found
+
+
+def _spread(paths: Sequence[Path], count: int) -> list[Path]:
+    """``count`` of them, evenly from first to last."""
+    step = max(1.0, len(paths) / count)
+    return [paths[int(place * step)] for place in range(min(count, len(paths)))]

@@ -1,0 +1,1 @@
+"""An index in a folder: a SQLite catalog, which is the truth, and a FAISS file."""

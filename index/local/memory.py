@@ -1,0 +1,184 @@
+"""What an index in a folder has in memory, for one revision of its catalog after another.
+
+A moment is the FAISS file, the rows that came after it was written, and the numbers of those that went. It is
+never changed but replaced by the next, so that whoever searches goes on with the one it took.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from sqlite3 import Connection
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from couce.errors import CouceError
+from couce.index.base import Vectors
+from couce.index.filters import Clauses
+from couce.index.local import rows
+from couce.index.local.manifest import Manifest, NewerFormatError
+from couce.index.local.parts import Allowed, MainPart, Nearest, RecentPart, Truth, merged, nothing
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+_REMEMBERED = 16  # filters whose numbers are kept until the next change
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is in memory for one revision of the catalog."""
+
+    revision: int
+    main_revision: int  # the FAISS file that the catalog spoke of, whether it could be used or not
+    main: MainPart | None
+    recent: RecentPart
+    removed: rows.Numbers  # sorted; since the main part was written
+
+    @cached_property
+    def main_allowed(self) -> Allowed:
+        if self.main is None:
+            return Allowed(None, None, 0)
+        return Allowed.all_but(self.removed, self.main.last, self.main.count)
+
+    @cached_property
+    def recent_allowed(self) -> NDArray[np.intp] | None:
+        gone = np.isin(self.recent.numbers, self.removed)
+        return np.flatnonzero(~gone) if gone.any() else None
+
+
+class Memory:
+    """The latest moment, and searches in any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._moving = threading.Lock()  # held by whoever brings the memory up to date
+        self._moment: Moment | None = None
+        self._filters: OrderedDict[tuple[int, int, str], _Chosen] = OrderedDict()
+        self._reported: set[str] = set()
+
+    def at(self, db: Connection, found: rows.State, patient: bool) -> Moment | None:
+        """What is in memory for the revision that ``db`` sees, brought up to date if need be.
+
+        None if it is past that revision already, and the caller is to look again. Unless ``patient``, what is
+        newer than the catalog is not waited for but left out.
+        """
+        moment = self._moment
+        if moment is not None and (moment.revision, moment.main_revision) == found[3:5]:
+            return moment
+        with self._moving:
+            moment = self._moment
+            if moment is not None and moment.revision > found.revision:
+                if patient:
+                    return None
+                moment = None  # the catalog was put back from an older copy
+            if moment is None or moment.main_revision != found.main_revision:
+                main = self._load_main(found, moment.main if moment is not None else None, patient)
+                if main is not None and main.revision > found.revision:
+                    return None  # written after the moment that db sees
+                if moment is None or main is None or main is not moment.main:
+                    # Without a FAISS file to use, all rows are recent ones.
+                    moment = _beginning(found, main)
+                else:
+                    moment = replace(moment, main_revision=found.main_revision)
+            if moment.revision < found.revision:
+                recent = moment.recent
+                for numbers, vectors in rows.arrived(db, found.dim or 0, moment.revision):
+                    recent = recent.grown(numbers, vectors)
+                removed = np.union1d(moment.removed, rows.departed(db, moment.revision))
+                moment = replace(moment, revision=found.revision, recent=recent, removed=removed)
+            self._moment = moment
+            return moment
+
+    def _load_main(
+        self, found: rows.State, held: MainPart | None, patient: bool
+    ) -> MainPart | None:
+        """The FAISS file if it can be used; said in a line if it cannot."""
+        if not found.main_revision:
+            return None
+        fault = ""
+        for _ in range(ATTEMPTS):  # a writer may be putting a newer one in its place
+            try:
+                manifest = Manifest.read(self._folder)
+                fault = file_fault(self._folder, manifest, found, patient) or ""
+                if not fault:
+                    if manifest.file is None:
+                        return None
+                    if held is not None and held.file == manifest.file:
+                        return held
+                    return MainPart(self._folder, manifest, manifest.file)
+            except NewerFormatError:
+                raise
+            except CouceError as error:
+                fault = str(error)
+        if fault not in self._reported:
+            self._reported.add(fault)
+            log.warning(
+                "%s; searched without it, `couce index compact %s` mends that", fault, self._folder
+            )
+        return None
+
+    def nearest(
+        self, db: Connection, moment: Moment, queries: Vectors, k: int, found_clauses: Clauses
+    ) -> Nearest:
+        found = nothing(len(queries))
+        if not len(queries):
+            return found
+        chosen = self._chosen(db, moment, found_clauses) if found_clauses else None
+        if moment.main is not None:
+            allowed = chosen.main if chosen is not None else moment.main_allowed
+            dim = queries.shape[1]
+            truth = Truth(
+                lambda numbers: rows.vectors_of(db, numbers, dim),
+                lambda last: rows.numbers_up_to(db, last),
+            )
+            found = moment.main.search(queries, k, allowed, truth)
+        if moment.recent.size:
+            places = chosen.recent if chosen is not None else moment.recent_allowed
+            found = merged(found, moment.recent.search(queries, k, places), k)
+        return found
+
+    def _chosen(self, db: Connection, moment: Moment, found_clauses: Clauses) -> "_Chosen":
+        # As text, since True == 1 in Python and not in metadata.
+        key = (moment.revision, moment.main_revision, repr(found_clauses))
+        with suppress(KeyError):
+            return self._filters[key]
+        numbers = rows.chosen(db, found_clauses)
+        last = moment.main.last if moment.main is not None else 0
+        places = np.flatnonzero(np.isin(moment.recent.numbers, numbers))
+        found = self._filters[key] = _Chosen(Allowed.these(numbers, last), places)
+        with suppress(KeyError):  # another thread may be at it too
+            while len(self._filters) > _REMEMBERED:
+                self._filters.popitem(last=False)
+        return found
+
+
+class _Chosen(NamedTuple):
+    """What a filter lets through."""
+
+    main: Allowed
+    recent: NDArray[np.intp]  # places in the recent part
+
+
+def _beginning(found: rows.State, main: MainPart | None) -> Moment:
+    since = main.revision if main is not None else 0
+    recent = RecentPart()
+    return Moment(since, found.main_revision, main, recent, np.empty(0, np.int64))
+
+
+def file_fault(folder: Path, manifest: Manifest, found: rows.State, patient: bool) -> str | None:
+    """Why the FAISS file of this manifest must not be used with this catalog."""
+    name = folder / "manifest.json"
+    if manifest.catalog != found.identity:
+        return f"{name} is of another catalog"
+    if manifest.revision < found.main_revision:
+        return f"{name} is older than the catalog"
+    if manifest.revision > found.revision and not patient:
+        return f"{name} is newer than the catalog"
+    fault = manifest.file.fault(folder) if manifest.file is not None else None
+    return f"{folder / manifest.file.name} {fault}" if manifest.file is not None and fault else None

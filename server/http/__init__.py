@@ -1,0 +1,1 @@
+"""HTTP itself: protocol, middleware, request bodies, error bodies, the OpenAPI schema."""

@@ -1,0 +1,1 @@
+"""Evaluations that run beside the server, each in a process of its own."""

@@ -1,0 +1,301 @@
+"""The gallery's items: added, looked at, removed. What was answered with 2xx is on the disk."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, Field, field_validator
+from starlette.responses import JSONResponse, Response
+
+from couce.index import Index, Item, NewItem
+from couce.index.base import ID_DIGITS, check_text
+from couce.index.filters import parse
+from couce.server.auth import may_change, may_read
+from couce.server.http.problems import Problem, documented
+from couce.server.http.schema import FILTERS, image_body
+from couce.server.http.uploads import Options, read
+from couce.server.image_batcher import Row
+from couce.server.pictures import Pictures
+from couce.server.routes.common import READING, image_address, service_of, while_connected
+
+router = APIRouter()
+
+_Id = Annotated[str, Path(description="Encoded: a slash in it is %2F.", examples=["3f2a"])]
+
+_READING = ("invalid", *READING)
+
+
+class ItemOptions(Options):
+    id: str | None = Field(
+        None, min_length=1, max_length=512, description="Its own; unless said, of its content."
+    )
+    label: str | None = Field(None, max_length=512, examples=["wren"])
+    metadata: dict[str, Any] | None = Field(
+        None, description="A JSON object.", examples=['{"year": 2024}']
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _in_an_address(cls, value: str | None) -> str | None:
+        if value in (".", ".."):
+            raise ValueError("browsers take it out of an address; choose another")
+        return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError('not a JSON object, such as {"year": 2024}') from None
+
+
+class ItemBody(BaseModel):
+    id: str = Field(examples=["3f2a"])
+    label: str | None = Field(examples=["wren"])
+    metadata: dict[str, Any] = Field(examples=[{"year": 2024}])
+    image: str = Field(description="Address of its picture.", examples=["/items/3f2a/image"])
+    size: int | None = Field(description="Of the file, in bytes.", examples=[48_213])
+    sha256: str | None = Field(description="Of the file.", examples=["9f86d081884c7d65..."])
+    time: float = Field(
+        description="When it was added, in seconds since 1970.", examples=[1_767_225_600.0]
+    )
+
+
+class PageBody(BaseModel):
+    items: list[ItemBody]
+    offset: int = Field(examples=[0])
+    limit: int = Field(examples=[50])
+    total: int | None = Field(
+        description="Of the whole gallery; null with a filter.", examples=[11_788]
+    )
+
+
+class LabelsBody(BaseModel):
+    labels: dict[str, int] = Field(examples=[{"wren": 12, "robin": 7}])
+
+
+@router.post(
+    "/items",
+    summary="Add an image to the gallery",
+    status_code=201,
+    response_model=ItemBody,
+    responses={
+        200: {"model": ItemBody, "description": "It was there already, and is as asked."},
+        **documented(
+            "bad_request",
+            *_READING,
+            "read_timeout",
+            "too_large",
+            "unsupported_type",
+            "bad_image",
+            "decode_timeout",
+            "overloaded",
+        ),
+    },
+    openapi_extra=image_body(ItemOptions),
+)
+async def add(request: Request, _: Annotated[object, Depends(may_change)]) -> JSONResponse:
+    """The same image again, or the same id with the same image, changes nothing but what is said anew."""
+    service = service_of(request)
+    service.admission.check()
+    upload = await read(request, json_body=False)
+    options = upload.parsed(ItemOptions)
+    image = upload.image()
+    async with service.live.use() as serving:
+        service.admission.check()
+        embedded = await while_connected(request, service.embed(serving, image))
+        # From here on it is done, whether the client waits for the answer or not.
+        item, created = await serving.ask(
+            _keep, serving.index, service.pictures, embedded.row, image, options
+        )
+        service.prometheus.items.set(await serving.ask(len, serving.index))
+    return JSONResponse(item_body(item), 201 if created else 200)
+
+
+def _keep(
+    index: Index, pictures: Pictures, row: Row, image: bytes, options: ItemOptions
+) -> tuple[Item, bool]:
+    """The item as it is kept, and whether it is new."""
+    digest = hashlib.sha256(image).hexdigest()
+    id = options.id or digest[:ID_DIGITS]
+    check_text("id", id)
+    with pictures.changing(id):
+        return _keep_one(index, pictures, row, image, options, id, digest)
+
+
+def _keep_one(
+    index: Index,
+    pictures: Pictures,
+    row: Row,
+    image: bytes,
+    options: ItemOptions,
+    id: str,
+    digest: str,
+) -> tuple[Item, bool]:
+    """The picture is on the disk before the item is."""
+    found = index.get(id)
+    # Of another image under the same id, nothing is kept but the id.
+    known = found if found is not None and found.sha256 == digest else None
+    new = NewItem(
+        row,
+        id=id,
+        label=options.label if options.label is not None else known.label if known else None,
+        sha256=digest,
+        size=len(image),
+        metadata=options.metadata
+        if options.metadata is not None
+        else known.metadata
+        if known
+        else {},
+    )
+    new.item()  # what cannot be kept is said before anything is written
+    if known is not None and any(File(path).is_file() for path in known.paths):
+        new = replace(new, paths=known.paths, stamps=known.stamps)
+        if (known.label, known.metadata) == (new.label, new.metadata):
+            return known, False
+    else:
+        new = replace(new, paths=(pictures.keep(id, digest, image),))
+    index.add([new])
+    pictures.forget(id, new.paths)
+    return index.get(id) or new.item(), found is None
+
+
+@router.get(
+    "/items",
+    summary="Look through the gallery",
+    response_model=PageBody,
+    responses=documented(*_READING),
+)
+async def page(
+    request: Request,
+    _: Annotated[object, Depends(may_read)],
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    filter: Annotated[
+        list[str] | None,
+        Query(max_length=64, description="As for a search.", json_schema_extra=FILTERS),
+    ] = None,
+) -> JSONResponse:
+    """In the order of their ids."""
+    chosen = parse(filter or [])
+    async with service_of(request).live.use() as serving:
+        found = await serving.ask(serving.index.items, offset, limit, chosen)
+        total = None if chosen else await serving.ask(len, serving.index)
+    items = [item_body(item) for item in found]
+    return JSONResponse({"items": items, "offset": offset, "limit": limit, "total": total})
+
+
+@router.get(
+    "/labels",
+    summary="Every label with its number of items",
+    response_model=LabelsBody,
+    responses=documented(*_READING),
+)
+async def labels(request: Request, _: Annotated[object, Depends(may_read)]) -> JSONResponse:
+    async with service_of(request).live.use() as serving:
+        return JSONResponse({"labels": await serving.ask(serving.index.labels)})
+
+
+@router.get(
+    "/items/{id}",
+    summary="One item",
+    response_model=ItemBody,
+    responses=documented("not_found", *_READING),
+)
+async def one(request: Request, id: _Id, _: Annotated[object, Depends(may_read)]) -> JSONResponse:
+    return JSONResponse(item_body(await _item(request, id)))
+
+
+@router.get(
+    "/items/{id}/image",
+    summary="Its picture, small and encoded anew",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}},
+        304: {"description": "It is as the client has it."},
+        **documented("not_found", "bad_image", "decode_timeout", "overloaded", *_READING),
+    },
+)
+async def picture(
+    request: Request,
+    id: _Id,
+    _: Annotated[object, Depends(may_read)],
+    size: Annotated[int, Query(ge=16, le=1024, description="Of its longer side.")] = 256,
+) -> Response:
+    item = await _item(request, id)
+    tag = hashlib.sha256(f"{item.id} {item.sha256} {item.time} {size}".encode()).hexdigest()[:32]
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, max-age=60"}
+    if request.headers.get("if-none-match") == f'"{tag}"':
+        return Response(status_code=304, headers=headers)
+    service = service_of(request)
+    content = service.pictures.cached(item, size)
+    if content is None:
+        service.admission.check()
+        with service.admission.image():
+            content = await while_connected(request, service.pictures.small(item, size))
+    return Response(content, media_type="image/jpeg", headers=headers)
+
+
+@router.delete(
+    "/items/{id}",
+    summary="Remove an item",
+    status_code=204,
+    responses=documented("not_found", *_READING),
+)
+async def remove(request: Request, id: _Id, _: Annotated[object, Depends(may_change)]) -> Response:
+    """What was uploaded for it is deleted; a file of the gallery's own folder stays."""
+    service = service_of(request)
+    name = _name(id)
+    async with service.live.use() as serving:
+        if not await serving.ask(_remove, serving.index, service.pictures, name):
+            raise _missing(name)
+        service.prometheus.items.set(await serving.ask(len, serving.index))
+    return Response(status_code=204)
+
+
+def _remove(index: Index, pictures: Pictures, id: str) -> bool:
+    """Whether it was there. What an earlier try left of its picture goes too."""
+    with pictures.changing(id):
+        removed = index.remove([id])
+        pictures.forget(id)
+    return bool(removed)
+
+
+def _name(id: str) -> str:
+    """An id as it stands in the address, where the gate leaves it encoded: it may contain a slash."""
+    try:
+        return unquote(id, errors="strict")
+    except UnicodeDecodeError:
+        raise _missing(id) from None
+
+
+async def _item(request: Request, id: str) -> Item:
+    name = _name(id)
+    async with service_of(request).live.use() as serving:
+        found = await serving.ask(serving.index.get, name)
+    if found is None:
+        raise _missing(name)
+    return found
+
+
+def _missing(id: str) -> Problem:
+    return Problem("not_found", f"there is no item {id[:60]!r}")
+
+
+def item_body(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "label": item.label,
+        "metadata": dict(item.metadata),
+        "image": image_address(item.id),
+        "size": item.size,
+        "sha256": item.sha256,
+        "time": item.time,
+    }

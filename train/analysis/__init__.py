@@ -1,1 +1,0 @@
-"""Studies: many runs of training, kept, and the tables and figures made of them."""

@@ -1,0 +1,1 @@
+"""Many trainings side by side, kept so that an interrupted study goes on where it was."""

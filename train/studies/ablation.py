@@ -1,0 +1,154 @@
+"""`couce analyze ablation`: methods side by side, over seeds and any setting.
+
+The paper's Tables ablation_main and generality, its figure of sensitivity, and all tables of its appendix
+that train anew: docs/analysis.md lists the command of each.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from PIL import Image
+
+from couce.errors import unknown_name
+from couce.report.plots import draw, grouped
+from couce.report.section import Section, Table
+from couce.train.settings import METHODS
+from couce.train.studies.runs import Cell, Spread, cells, run_cells, summarise
+
+log = logging.getLogger(__name__)
+
+METRICS = ("R@1", "R@2", "RP", "MAP@R", "NMI")
+
+
+def ablation(
+    data: Sequence[str],
+    settings: Sequence[str],
+    methods: Sequence[str],
+    seeds: int,
+    over: Sequence[str],
+    folder: Path,
+    jobs: int,
+) -> tuple[dict[str, dict[str, Spread]], str]:
+    """Trains what is missing and returns mean and spread of the last epoch's metrics, and of what they are:
+    the test half or, with ``test = false`` among the settings, held-out classes.
+
+    The last epoch, not the best: choosing one by what is measured would flatter all of them. What was
+    found, run by run, is in ``folder``, in a file of the section's name.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+    todo = cells(data, settings, methods, seeds, over)
+    order = {cell: place for place, cell in enumerate(todo)}
+    done: list[tuple[Cell, dict[str, Any]]] = []
+    for cell, result in run_cells(todo, folder, jobs):
+        done.append((cell, result))
+        r1 = 100 * result["last"]["metrics"]["R@1"]
+        log.info("%d/%d  %s  R@1 %.1f", len(done), len(todo), cell.name, r1)
+    done.sort(key=lambda pair: order[pair[0]])
+    rows = summarise(
+        ((cell, result["last"]["metrics"]) for cell, result in done),
+        lambda cell: " ".join([*cell.over, cell.method]),
+    )
+    content = {
+        "runs": [{**cell._asdict(), "name": cell.name, **result} for cell, result in done],
+        "rows": {
+            row: {name: value._asdict() for name, value in metrics.items()}
+            for row, metrics in rows.items()
+        },
+    }
+    (folder / f"{section_name(over)}.json").write_text(json.dumps(content, indent=2) + "\n")
+    return rows, " and ".join(dict.fromkeys(result["of"] for _, result in done))
+
+
+def section_name(over: Sequence[str]) -> str:
+    """Another one for other settings that are gone through, so that one study does not replace another's.
+
+    >>> section_name([]), section_name(["odba.capacity=512,1024", "lr=0.1"])
+    ('ablation', 'ablation-odba.capacity-lr')
+    """
+    return "-".join(["ablation", *(axis.partition("=")[0] for axis in over)])
+
+
+def ablation_section(
+    rows: dict[str, dict[str, Spread]], seeds: int, over: Sequence[str], judged: str
+) -> Section:
+    """The table, and a picture of R@1 and MAP@R: over a setting if one was gone through."""
+    measured = f"{judged.capitalize()}, last epoch, in percent"
+    return Section(
+        name=section_name(over),
+        title="Methods side by side" + (f", over {' and '.join(over)}" if over else ""),
+        about=(
+            (
+                f"{measured}: mean ± sample deviation over {seeds} seeds."
+                " With few seeds a difference smaller than the spreads is no difference."
+                if seeds > 1
+                else f"{measured}. One seed: how far runs differ is not known."
+            )
+            + f" The last epoch, not the best one: choosing by the {judged} would flatter all of them."
+        ),
+        tables=[spread_table(rows, seeds > 1)],
+        pictures=[(_picture(rows, over), "Mean, and one deviation either way.")],
+        values={
+            "seeds": seeds,
+            "over": list(over),
+            "rows": {row: dict(metrics) for row, metrics in rows.items()},
+        },
+    )
+
+
+def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.Image:
+    # A row's name is its settings, then its method.
+    points = [(name.rpartition(" ")[0], name.rpartition(" ")[2]) for name in rows]
+    if over:
+        names = list(dict.fromkeys(point for point, _ in points))
+        series = list(dict.fromkeys(method for _, method in points))
+    else:
+        names, series = list(rows), [""]
+    one_key = len(over) == 1
+    labels = [name.partition("=")[2] if one_key else name for name in names]
+
+    def paint(panels: list[Axes]) -> None:
+        for panel, metric in zip(panels, ("R@1", "MAP@R"), strict=True):
+            found = {
+                method: [rows[f"{name} {method}".strip()][metric] for name in names]
+                for method in series
+            }
+            grouped(
+                panel,
+                labels,
+                {method: [100 * v.mean for v in values] for method, values in found.items()},
+                {
+                    method: [
+                        (100 * (v.mean - v.deviation), 100 * (v.mean + v.deviation)) for v in values
+                    ]
+                    for method, values in found.items()
+                },
+                lines=one_key,
+            )
+            panel.set(title=f"{metric}, %", xlabel=over[0].partition("=")[0] if one_key else "")
+        if len(series) > 1:
+            panels[0].legend(fontsize=8)
+
+    return draw(paint, columns=2)
+
+
+def spread_table(rows: dict[str, dict[str, Spread]], several: bool) -> Table:
+    """The paper's five metrics in percent, a row each; mean ± spread of ``several`` runs."""
+    return Table(
+        columns=("", *METRICS),
+        rows=tuple(
+            (
+                name,
+                *(
+                    f"{100 * v.mean:.1f}" + (f"±{100 * v.deviation:.1f}" if several else "")
+                    for v in map(metrics.__getitem__, METRICS)
+                ),
+            )
+            for name, metrics in rows.items()
+        ),
+    )

@@ -1,0 +1,180 @@
+"""Many runs of training, side by side, kept: an interrupted study goes on where it was."""
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from couce.data import DATASETS
+from couce.errors import CouceError
+from couce.machine.cores import usable_cores
+from couce.train.settings import meaning
+
+Metrics = dict[str, float]
+
+
+class Cell(NamedTuple):
+    """One run: its place in the table (which setting, which method), and how to start it."""
+
+    over: tuple[str, ...]  # "confounding=0.5"
+    method: str
+    seed: int
+    data: tuple[str, ...]  # of `couce train`: what to train on
+    settings: tuple[str, ...]  # of `couce train`: how
+    content: tuple[str, ...]  # what the names in these stand for, and what is in the files
+
+    @property
+    def name(self) -> str:
+        """The run's folder: readable, and another one for other arguments, or if they mean something else."""
+        what = json.dumps([self.data, self.settings, self.content])
+        digest = hashlib.sha256(what.encode()).hexdigest()[:8]
+        return "-".join([*self.over, self.method, f"seed{self.seed}", digest]).replace("/", "_")
+
+
+def cells(
+    data: Sequence[str],
+    settings: Sequence[str],
+    methods: Sequence[str],
+    seeds: int,
+    over: Sequence[str],
+) -> list[Cell]:
+    """Every method with every seed, for every combination of the values in ``over``.
+
+    ``over`` holds ``key=a,b,c``, the key being any setting, or ``confounding`` of the demo set. The
+    seeds are the outer loop: a study that is stopped early has whole tables of fewer seeds.
+
+    >>> [c.name[:-9] for c in cells(["demo"], [], ["base", "couce"], 1, ["confounding=0,1"])]
+    ['confounding=0-base-seed0', 'confounding=0-couce-seed0', \
+'confounding=1-base-seed0', 'confounding=1-couce-seed0']
+    """
+    if len(set(methods)) < len(methods):
+        raise CouceError(f"a method stands twice in {','.join(methods)}")
+    axes = []
+    for axis in over:
+        key, sign, values = axis.partition("=")
+        if not sign or not values:
+            raise CouceError(f"--over takes key=a,b, such as msrci.strongest=0.4,0.8, not {axis!r}")
+        axes.append([(key, value) for value in values.split(",")])
+    _refuse_twice(settings, [axis[0][0] for axis in axes])
+    # A set's name is no path, though a folder may be called so: `couce demo` makes one.
+    named = data[0] == "demo" or data[0] in DATASETS
+    content = _content([*data[named:], *settings])
+    found = []
+    for seed, point, method in product(range(seeds), product(*axes), methods):
+        of_data = [f"--{key}={value}" for key, value in point if key == "confounding"]
+        assigned = [f"--set={key}={value}" for key, value in point if key != "confounding"]
+        found.append(
+            Cell(
+                over=tuple(f"{key}={value}" for key, value in point),
+                method=method,
+                seed=seed,
+                data=(*data, *of_data),
+                settings=(*settings, f"--method={method}", f"--seed={seed}", *assigned),
+                content=(*content, meaning(data[0], method)),
+            )
+        )
+    return found
+
+
+def _refuse_twice(settings: Sequence[str], over: Sequence[str]) -> None:
+    """One of two would silently win."""
+    for own, instead in (("method", "--methods"), ("seed", "--seeds")):
+        if own in over or any(word.partition("=")[0] == f"--{own}" for word in settings):
+            raise CouceError(f"a study sets {own} itself: say which with {instead}")
+    words = [word.removeprefix("--set=") for word in settings]
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
+    for key in over:
+        if key in given:
+            raise CouceError(f"{key} is given twice, by itself and with --over")
+
+
+def _content(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Of the files among them their hashes, of the folders where they are and how many files they hold."""
+    found = []
+    for argument in arguments:
+        path = Path(argument.rpartition("=")[2])
+        if path.is_file():
+            found.append(hashlib.sha256(path.read_bytes()).hexdigest())
+        elif path.is_dir():
+            count = sum(len(files) for _, _, files in os.walk(path))
+            found.append(f"{path.resolve()} {count}")
+    return tuple(found)
+
+
+def run_cells(
+    todo: Sequence[Cell], folder: Path, jobs: int
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """The ``result.json`` of each run as it ends; those that are there already come first.
+
+    Each run is a process of its own with its share of the cores, and writes to ``folder/NAME``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max(1, usable_cores() // jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_run, cell, folder / cell.name, threads): cell for cell in todo}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
+    result = target / "result.json"
+    if not _readable(result):
+        command = [sys.executable, "-m", "couce", "train", *cell.data]
+        if (target / "last.pt").exists():  # interrupted: its settings are in its folder
+            command += ["--resume", str(target)]
+        else:
+            command += [*cell.settings, "--out", str(target)]
+        log = target.with_name(f"{target.name}.log")
+        with log.open("w") as file:
+            done = subprocess.run(  # noqa: S603 (this very command, no shell)
+                command,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if done.returncode:
+            last = (log.read_text().splitlines() or ["it said nothing"])[-1]
+            raise CouceError(f"the run {cell.name} failed: {last} (the whole of it is in {log})")
+    return json.loads(result.read_text())
+
+
+def _readable(result: Path) -> bool:
+    try:
+        return isinstance(json.loads(result.read_text()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+class Spread(NamedTuple):
+    mean: float
+    deviation: float  # the sample's; 0 for one value
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+
+def summarise(
+    results: Iterable[tuple[Cell, Metrics]], rows: Callable[[Cell], str]
+) -> dict[str, dict[str, Spread]]:
+    """Mean and spread of each metric over the runs that ``rows`` gives the same name."""
+    groups: dict[str, list[Metrics]] = {}
+    for cell, metrics in results:
+        groups.setdefault(rows(cell), []).append(metrics)
+    return {
+        row: {name: Spread.of([one[name] for one in members]) for name in members[0]}
+        for row, members in groups.items()
+    }
