@@ -3,7 +3,7 @@
 import logging
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,14 +106,14 @@ def quantise(
     proto: onnx.ModelProto,
     feeds: NDArray[Any],
     info: ModelInfo,
-    comparison: Comparison,
+    compare: Callable[[bytes, str], dict[str, float] | None],
 ) -> tuple[bytes, dict[str, float] | None]:
     """Quantised; where that costs more than MOST_LOST of R@1, without the layers that cause it."""
     skipped: list[str] = []
     worst: list[str] = []
     while True:
         written = serialise(to_int8(proto, feeds, skipped), info)
-        lost = comparison(written, "int8")
+        lost = compare(written, "int8")
         if lost is None or lost["R@1"] <= MOST_LOST:
             return written, lost
         if not worst:

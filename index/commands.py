@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ ENGINES = ("here", "ray")
 
 
 def build_index(
-    gallery: Path,
-    model: Path,
-    address: str,
-    labels: Path | None = None,
+    gallery: str | Path,
+    model: str | Path = "model.onnx",
+    address: str | Path = "index",
+    *,
+    labels: str | Path | None = None,
     kind: str | None = None,
     recall: float | None = None,
     shard: str | None = None,
@@ -40,7 +41,22 @@ def build_index(
     provider: str = "auto",
     preprocess: Preprocess | None = None,
 ) -> Summary:
-    """`couce index build`."""
+    """Indexes a folder of images, or brings its index up to date: `couce index build`.
+
+    Args:
+        gallery: the folder; its class folders become labels.
+        model: the ONNX model that embeds the images.
+        address: the index: a folder, or ``milvus+http://host:19530/name``.
+        labels: a CSV list with the columns path, label and perhaps id; others become metadata.
+        kind: the search structure: auto, flat, hnsw, ivf, ivfpq or a FAISS factory string.
+        recall: the recall@10 that the search must reach; 0.99 by default.
+        shard: index only part i of n of the files, written i/n.
+        prune: drop items whose files are gone.
+        engine: where images are embedded: here, or ray.
+        provider: where the model runs: auto, cuda, tensorrt or cpu.
+        preprocess: for a model that does not describe it itself.
+    """
+    gallery, model, address = Path(gallery), Path(model), str(address)
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if kind is not None and not is_remote(address):
@@ -54,7 +70,9 @@ def build_index(
         open_index(address, "write", digest, background=False, kind=kind) as index,
     ):
         embed_files = _embed_files(engine, model, provider, preprocess)
-        summary = build(gallery, index, embed_files, labels, part, prune, bar.update)
+        summary = build(
+            gallery, index, embed_files, labels and Path(labels), part, prune, bar.update
+        )
         told = _arrange(index, kind, recall, summary)
     _tell(summary, told)
     if summary.added and summary.seconds:
@@ -64,20 +82,23 @@ def build_index(
 
 
 def add_images(
-    images: Sequence[Path],
-    model: Path,
-    address: str,
-    label: str | None,
-    metadata: dict[str, Any],
+    images: Sequence[str | Path],
+    model: str | Path = "model.onnx",
+    address: str | Path = "index",
+    *,
+    label: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     provider: str = "auto",
     preprocess: Preprocess | None = None,
 ) -> list[str]:
-    """`couce index add`: every image is there afterwards, or none is added."""
+    """Adds single images and returns their ids: `couce index add`. All are added, or none."""
+    address = str(address)
+    metadata = metadata or {}
     embedder = Embedder(model, provider=provider, preprocess=preprocess)
     read_files = []
     for image in images:
         try:
-            entry, content, digest, id = read(Entry(absolute(image), -1, -1, label))
+            entry, content, digest, id = read(Entry(absolute(Path(image)), -1, -1, label))
             read_files.append((entry, content, digest, id))
         except ImageError as error:
             raise CouceError(f"{image}: {error}") from None

@@ -9,7 +9,6 @@ import typer
 from couce import __version__
 from couce.cli.analyze import analyze
 from couce.cli.audit import audit
-from couce.cli.console import show_messages
 from couce.cli.data import data
 from couce.cli.demo import demo
 from couce.cli.doctor import doctor
@@ -20,6 +19,7 @@ from couce.cli.index import index
 from couce.cli.key import key
 from couce.cli.search import search
 from couce.cli.serve import PASS_ON, serve
+from couce.cli.shared.console import show_messages
 from couce.cli.train import train
 from couce.errors import CouceError
 

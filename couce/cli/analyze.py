@@ -3,10 +3,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from couce.cli.options import DataFolder, Masks, Plugins, Seed
+from couce.cli.shared.options import DataFolder, Masks, Plugins, Seed
 
 if TYPE_CHECKING:
     from couce.report.section import Section
+    from couce.train.figures.runs import TrainedRun
 
 analyze = typer.Typer(
     no_args_is_help=True,
@@ -27,12 +28,12 @@ Out = Annotated[Path, typer.Option(help="The folder for pictures, figures and re
 _OUT = Path("analysis")
 
 
-@analyze.callback()
-def _options(plugin: Plugins = None) -> None:
-    if plugin:
-        from couce.plugins import load_plugins
+def _opened(runs: list[Path], data: Path | None, plugins: list[Path] | None) -> "list[TrainedRun]":
+    from couce.plugins import load_plugins
+    from couce.train.figures.runs import open_runs
 
-        load_plugins(plugin)
+    load_plugins(plugins or ())
+    return open_runs(runs, data)
 
 
 def finish(section: "Section", out: Path) -> None:
@@ -92,34 +93,41 @@ def ablation(
 
 
 @analyze.command()
-def confounding(runs: Runs, data: Data = None, out: Out = _OUT) -> None:
+def confounding(runs: Runs, data: Data = None, plugin: Plugins = None, out: Out = _OUT) -> None:
     """Measure what explains the embeddings of the demo set, and what ODBA's gate selects."""
     from couce.train.figures.confounding import confounding as analysis
-    from couce.train.figures.runs import open_runs
 
-    finish(analysis(open_runs(runs, data)), out)
+    finish(analysis(_opened(runs, data, plugin)), out)
 
 
 @analyze.command()
 def fourier(
-    run: Run, images: Images = 400, seed: Seed = 0, data: Data = None, out: Out = _OUT
+    run: Run,
+    images: Images = 400,
+    seed: Seed = 0,
+    data: Data = None,
+    plugin: Plugins = None,
+    out: Out = _OUT,
 ) -> None:
     """Measure what MSRCI changes in amplitude and phase, by ring and schedule."""
     from couce.train.figures.fourier import fourier as analysis
-    from couce.train.figures.runs import open_run
 
-    finish(analysis(open_run(run, data), images, seed), out)
+    finish(analysis(_opened([run], data, plugin)[0], images, seed), out)
 
 
 @analyze.command()
 def semantic(
-    run: Run, images: Images = 400, seed: Seed = 0, data: Data = None, out: Out = _OUT
+    run: Run,
+    images: Images = 400,
+    seed: Seed = 0,
+    data: Data = None,
+    plugin: Plugins = None,
+    out: Out = _OUT,
 ) -> None:
     """Measure how much class information MSRCI leaves in the embeddings, by schedule."""
-    from couce.train.figures.runs import open_run
     from couce.train.figures.semantic import semantic as analysis
 
-    finish(analysis(open_run(run, data), images, seed), out)
+    finish(analysis(_opened([run], data, plugin)[0], images, seed), out)
 
 
 @analyze.command()
@@ -136,13 +144,13 @@ def gradcam(
     masks: Masks = None,
     images: Images = 400,
     data: Data = None,
+    plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
     """Show which regions make the embeddings, and which ODBA takes for background."""
     from couce.train.figures.gradcam import gradcam as analysis
-    from couce.train.figures.runs import open_runs
 
-    finish(analysis(open_runs(runs, data), image or [], count, images, layer, masks), out)
+    finish(analysis(_opened(runs, data, plugin), image or [], count, images, layer, masks), out)
 
 
 @analyze.command()
@@ -152,13 +160,13 @@ def tsne(
     images: Images = 400,
     seed: Seed = 0,
     data: Data = None,
+    plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
     """Show embeddings of test classes as a t-SNE map, one for each run."""
-    from couce.train.figures.runs import open_runs
     from couce.train.figures.tsne import tsne as analysis
 
-    finish(analysis(open_runs(runs, data), classes, images, seed), out)
+    finish(analysis(_opened(runs, data, plugin), classes, images, seed), out)
 
 
 @analyze.command()
@@ -171,13 +179,13 @@ def grid(
     images: Images = 600,
     seed: Seed = 0,
     data: Data = None,
+    plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
     """Show the nearest images of some queries: right ones in green, wrong ones in red."""
     from couce.train.figures.grid import grid as analysis
-    from couce.train.figures.runs import open_runs
 
-    finish(analysis(open_runs(runs, data), queries, images, differing, seed), out)
+    finish(analysis(_opened(runs, data, plugin), queries, images, differing, seed), out)
 
 
 @analyze.command()
@@ -186,13 +194,13 @@ def dictionary(
     atoms: Annotated[int, typer.Option(min=1, help="How many atoms to show.")] = 6,
     images: Images = 400,
     data: Data = None,
+    plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
     """Show ODBA's gate, the images nearest to its atoms, and the rank of its dictionary."""
     from couce.train.figures.dictionary import dictionary as analysis
-    from couce.train.figures.runs import open_runs
 
-    finish(analysis(open_runs(runs, data), atoms, images), out)
+    finish(analysis(_opened(runs, data, plugin), atoms, images), out)
 
 
 @analyze.command()

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import (
+from couce.cli.shared.options import (
     Confounding,
     DataFolder,
     Masks,

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import DataFolder, Plugins
+from couce.cli.shared.options import DataFolder, Plugins
 
 data = typer.Typer(no_args_is_help=True, help="Get and check data sets.", rich_markup_mode=None)
 

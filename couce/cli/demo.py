@@ -18,7 +18,7 @@ def demo(
     """Train, export, index and serve search on the embedded data set."""
     from rich.console import Console
 
-    from couce.cli.tables import metrics_table
+    from couce.cli.shared.tables import metrics_table
     from couce.data.folders import image_files
     from couce.embedder import Embedder
     from couce.export.exporting import write_model

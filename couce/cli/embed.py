@@ -3,7 +3,7 @@ from typing import Annotated, Any
 
 import typer
 
-from couce.cli.options import Model, PreprocessOption, Provider, parse_preprocess
+from couce.cli.shared.options import Model, PreprocessOption, Provider, parse_preprocess
 
 
 def embed(

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import (
+from couce.cli.shared.options import (
     Confounding,
     DataFolder,
     Plugins,
@@ -35,7 +35,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from couce.cli.tables import metrics_table
+    from couce.cli.shared.tables import metrics_table
     from couce.evaluate import evaluate as run
     from couce.plugins import load_plugins
 

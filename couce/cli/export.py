@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import DataFolder, Plugins
+from couce.cli.shared.options import DataFolder, Plugins
 
 
 def export(

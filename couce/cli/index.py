@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import Filter, Model, PreprocessOption, Provider, parse_preprocess
+from couce.cli.shared.options import Filter, Model, PreprocessOption, Provider, parse_preprocess
 
 index = typer.Typer(
     no_args_is_help=True, help="Build, keep and search a gallery.", rich_markup_mode=None
@@ -72,17 +72,18 @@ def build(
         gallery,
         model,
         address,
-        labels,
-        kind,
-        recall,
-        shard,
-        prune,
-        engine,
-        provider,
-        parse_preprocess(preprocess),
+        labels=labels,
+        kind=kind,
+        recall=recall,
+        shard=shard,
+        prune=prune,
+        engine=engine,
+        provider=provider,
+        preprocess=parse_preprocess(preprocess),
     )
     options = "" if address == "index" else f" --index {address}"
     options += "" if model == Path("model.onnx") else f" --model {model}"
+    options += "".join(f" --preprocess {each}" for each in preprocess or ())
     typer.echo(f"Next: couce serve{options}, or couce index search IMAGE{options}")
     if strict and summary.faults:
         raise typer.Exit(1)
@@ -109,9 +110,16 @@ def add(
     if any(not equals for _, equals, _ in pairs):
         raise CouceError("metadata is written KEY=VALUE")
     values = {key: value for key, _, value in pairs}
-    for id in add_images(
-        images, model, address, label, values, provider, parse_preprocess(preprocess)
-    ):
+    added = add_images(
+        images,
+        model,
+        address,
+        label=label,
+        metadata=values,
+        provider=provider,
+        preprocess=parse_preprocess(preprocess),
+    )
+    for id in added:
         typer.echo(id)
     typer.echo(f"Added to {address}. Next: couce index search IMAGE")
 
@@ -167,7 +175,7 @@ def search(
     """Find the images that are nearest to an image."""
     from rich.console import Console
 
-    from couce.cli.tables import hits_table
+    from couce.cli.shared.tables import hits_table
     from couce.embedder import Embedder
     from couce.index import open_index
     from couce.index.filters import parse

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import Filter
+from couce.cli.shared.options import Filter
 
 
 def search(

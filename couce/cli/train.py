@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from couce.cli.options import DataFolder, Plugins, TrainClasses
+from couce.cli.shared.options import DataFolder, Plugins, TrainClasses
 
 
 def train(
@@ -77,7 +77,7 @@ def train(
     """Train an embedding network."""
     from rich.console import Console
 
-    from couce.cli.tables import metrics_table
+    from couce.cli.shared.tables import metrics_table
     from couce.train import train as run_training
     from couce.train.settings import parse_assignments
 

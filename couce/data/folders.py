@@ -26,13 +26,24 @@ class Place(NamedTuple):
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All image files below ``folder``, at any depth, without hidden ones."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if _is_image(path)
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    """All image files below ``folder``, at any depth, through links too, without hidden ones."""
+    found: list[Path] = []
+    for top, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if _to_enter(top, name)]
+        files = (Path(top, name) for name in names if not name.startswith("."))
+        found += [path for path in files if _is_image(path)]
+    return sorted(found)
+
+
+def _to_enter(top: str, name: str) -> bool:
+    """Not hidden, and no link that leads back to a folder above it."""
+    if name.startswith("."):
+        return False
+    path = os.path.join(top, name)  # noqa: PTH118 (a Path for each folder would be slow)
+    if not os.path.islink(path):  # noqa: PTH114
+        return True
+    target = os.path.realpath(path)
+    return os.path.commonpath([os.path.realpath(top), target]) != target
 
 
 def has_halves(root: Path) -> bool:

@@ -191,7 +191,9 @@ def test_an_empty_folder_says_what_was_expected(name: str, tmp_path: Path) -> No
 
 
 def test_a_name_that_is_nothing_lists_the_known() -> None:
-    with pytest.raises(CouceError, match=r"'cubb' \(did you mean 'cub'\?\); known: demo, cub"):
+    with pytest.raises(
+        CouceError, match=r"'cubb' \(did you mean 'cub'\?\); known: cub, cars, sop, demo"
+    ):
         open_dataset("cubb")
 
 

@@ -24,9 +24,8 @@ from couce.cli import main
 from couce.data.demo import draw, examples
 from couce.embedder import Embedder
 from couce.errors import CouceError
-from couce.export import certificate
+from couce.export import certificate, exporting
 from couce.export import comparison as comparing
-from couce.export import exporting
 from couce.export.comparison import Labelled
 from couce.export.exporting import write_model
 from couce.export.graph import PlainModel, to_onnx

@@ -160,7 +160,7 @@ def test_of_an_animation_the_first_frame_counts(client: TestClient) -> None:
 
 
 def test_limits(serve: Serve) -> None:
-    client = serve(body_bytes=4096, pixels=1000)
+    client = serve(max_bytes=4096, max_pixels=1000)
     large = client.post("/search", content=picture(1, (80, 80)))
     assert (large.status_code, large.json()["code"]) == (413, "too_large")
     streamed = client.post("/search", content=(b"x" * 1000 for _ in range(10)))
@@ -171,7 +171,7 @@ def test_limits(serve: Serve) -> None:
 
 
 def test_an_image_that_takes_too_long_is_given_up(serve: Serve) -> None:
-    client = serve(decode_seconds=0.1, body_bytes=10**8)
+    client = serve(decode_seconds=0.1, max_bytes=10**8)
     file = io.BytesIO()
     Image.effect_noise((7000, 7000), 90).save(file, "PNG", compress_level=1)
     slow = client.post("/search", content=file.getvalue())

@@ -57,7 +57,7 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         (["--host", "::"], "couce key new"),
         (["--host", "::", "--workers", "2"], "couce key new"),
         (["--host", "192.0.2.1"], "cannot be listened on"),
-        (["--keys", "perhaps"], "authentication"),
+        (["--keys", "perhaps"], "'keys'"),
         (["--state", "model.onnx"], "ot a directory"),
         (["--index", "birds", "--host", "::"], "--state birds/server"),
         (["--index", "milvus+http://127.0.0.1:1/x"], "--state"),

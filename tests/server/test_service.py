@@ -242,7 +242,7 @@ class TestGate:
         assert client.get("/page/../settings.py").status_code == 404
 
     def test_other_pages_and_names_are_refused(self, serve: Serve) -> None:
-        client = serve(origins=["https://friend.example"])
+        client = serve(origin=["https://friend.example"])
         for headers in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
@@ -282,10 +282,10 @@ def test_a_full_queue_is_429_and_the_rest_is_served(
 ) -> None:
     go_on = threading.Event()
     client = serve(queue=3, batch=1)
-    engine = client.app.state.service.engines._now  # type: ignore[attr-defined]
-    run = engine.batcher._run
+    serving = client.app.state.service.live._now  # type: ignore[attr-defined]
+    run = serving.image_batcher._run
     for way in ("_run", "_lane"):
-        monkeypatch.setattr(engine.batcher, way, lambda p: (go_on.wait(20), run(p))[1])
+        monkeypatch.setattr(serving.image_batcher, way, lambda p: (go_on.wait(20), run(p))[1])
     answers: list[Any] = []
 
     def ask(seed: int) -> None:

@@ -13,17 +13,18 @@ from couce.cli import main
 from couce.train import loop
 from couce.train.batches import Batch, training_batches
 
-EPOCH, STEP = int(sys.argv[1]), int(sys.argv[2])
+
+def run(kill_at: tuple[int, int], arguments: list[str]) -> None:
+    def killed_batches(*given: Any) -> Iterator[Batch]:
+        for step, batch in enumerate(training_batches(*given)):
+            if (given[4], step) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    setattr(loop, "training_batches", killed_batches)  # noqa: B010 (the loop imports it by name)
+    sys.argv = ["couce", *arguments]
+    main()
 
 
-def killed_batches(*arguments: Any) -> Iterator[Batch]:
-    epoch = arguments[4]
-    for step, batch in enumerate(training_batches(*arguments)):
-        if (epoch, step) == (EPOCH, STEP):
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield batch
-
-
-loop.training_batches = killed_batches
-sys.argv = ["couce", *sys.argv[3:]]
-main()
+if __name__ == "__main__":
+    run((int(sys.argv[1]), int(sys.argv[2])), sys.argv[3:])

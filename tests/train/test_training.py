@@ -338,7 +338,7 @@ def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
     moved = Data.of_run(tmp_path, Data("demo", tmp_path / "there"))
     assert moved == Data("demo", tmp_path / "there", None, 0.5, True)
     for other in (Data("cub"), Data("demo", confounding=0.9), Data("demo", train_classes=3)):
-        with pytest.raises(CouceError, match="was begun with"):
+        with pytest.raises(CouceError, match="was started with"):
             Data.of_run(tmp_path, other)
     (tmp_path / "environment.json").write_text("{}")
     with pytest.raises(CouceError, match="does not say its data"):

@@ -124,8 +124,8 @@ def test_wrong_calls_are_sentences(
 
 
 def test_every_documented_ablation_can_be_trained() -> None:
-    """The table of commands in docs/analysis.md: each value of each is a setting that is accepted."""
-    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text()
+    """The table of commands in docs/figures.md: each value of each is a setting that is accepted."""
+    text = (Path(__file__).parents[3] / "docs" / "figures.md").read_text()
     commands = re.findall(r"`(couce analyze ablation [^`]*)`", text)
     keys = set()
     for command in commands:
