@@ -1,7 +1,6 @@
 """The gallery: FAISS on one machine, Milvus beyond it. Never imports torch."""
 
 from couce.index.base import Hit, Index, Item, NewItem
-from couce.index.commands import add_images, build_index
 from couce.index.opening import open_index
 
-__all__ = ["Hit", "Index", "Item", "NewItem", "add_images", "build_index", "open_index"]
+__all__ = ["Hit", "Index", "Item", "NewItem", "open_index"]

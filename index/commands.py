@@ -71,7 +71,13 @@ def build_index(
     ):
         embed_files = _embed_files(engine, model, provider, preprocess)
         summary = build(
-            gallery, index, embed_files, labels and Path(labels), part, prune, bar.update
+            gallery,
+            index,
+            embed_files,
+            None if labels is None else Path(labels),
+            part,
+            prune,
+            bar.update,
         )
         told = _arrange(index, kind, recall, summary)
     _tell(summary, told)

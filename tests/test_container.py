@@ -15,6 +15,7 @@ import yaml
 from dockerfile import Stage, ignored, parse
 
 from couce.cli import app
+from couce.cli.serve import serve_app
 from couce.server.run import _UVICORN
 from couce.server.settings import ServerSettings
 
@@ -28,7 +29,13 @@ TARGETS = (*SERVING, "train-gpu")
 def options_of_couce(words: list[str]) -> dict[str, Any]:
     """The values that `couce` reads from a command line; one it does not know is an error."""
     group: Any = typer.main.get_command(app)
-    return group.commands[words[0]].make_context(words[0], words[1:]).params
+    if words[0] != "serve":
+        return group.commands[words[0]].make_context(words[0], words[1:]).params
+    # This command parses its options in its body; what is not given keeps the setting's default.
+    command: Any = typer.main.get_command(serve_app(lambda **_: None))
+    given = command.make_context(words[0], words[1:]).params
+    fields = ServerSettings.model_fields
+    return {n: fields[n].default if v is None and n in fields else v for n, v in given.items()}
 
 
 def runs(stage: Stage) -> str:
@@ -189,7 +196,7 @@ def test_composes_command_is_one_that_couce_knows() -> None:
     mounted = [v.split(":")[1] if isinstance(v, str) else v["target"] for v in server["volumes"]]
     assert str(given["state"]) == f"{mounted[0]}/state"  # what replicas share
     assert str(given["model"]) == f"{mounted[1]}/model.onnx"
-    pages = [ROOT / "compose.yaml", ROOT / "docs" / "containers.md"]
+    pages = [ROOT / "compose.yaml", ROOT / "docs" / "operating.md"]
     keys = [line for page in pages for line in re.findall(r"server key new .*", page.read_text())]
     assert len(keys) == len(pages)
     assert all(f"--state {given['state']}" in line for line in keys)

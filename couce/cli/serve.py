@@ -17,14 +17,19 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def serve(context: typer.Context) -> None:
     """Serve search over HTTP, with a page for people."""
-    command = typer.Typer(
+    serve_app(_serve)(context.args, prog_name="couce serve")
+
+
+def serve_app(function: Callable[..., None]) -> typer.Typer:
+    """A command of its own with an option for each setting of the server."""
+    app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    command.command()(_with_options(_serve))
-    command(context.args, prog_name="couce serve")
+    app.command()(_with_options(function))
+    return app
 
 
 def _serve(config: Path | None, **options: Any) -> None:

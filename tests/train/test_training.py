@@ -341,7 +341,7 @@ def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
         with pytest.raises(CouceError, match="was started with"):
             Data.of_run(tmp_path, other)
     (tmp_path / "environment.json").write_text("{}")
-    with pytest.raises(CouceError, match="does not say its data"):
+    with pytest.raises(CouceError, match="does not say what its data are"):
         Data.of_run(tmp_path, Data("demo"))
 
 
