@@ -1,4 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything."""
+"""Writing and reading checkpoints.
+
+A checkpoint is written completely or not at all. Reading one executes nothing from the file.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,11 @@ FORMAT = 2
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """A crash or a full disk leaves the file of before."""
+    """Writes a checkpoint. After a crash or on a full disk, the previous file is unchanged."""
     try:
         replace_file(path, lambda part: torch.save({"format": FORMAT, **content}, part))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        kept = f"; the one of before is unharmed at {path}" if path.exists() else ""
+        kept = "; the previous checkpoint there is unchanged" if path.exists() else ""
         raise CouceError(f"the checkpoint {path} could not be written ({error}){kept}") from error
 
 
@@ -30,7 +33,7 @@ def load(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CouceError(f"there is no checkpoint at {path}") from None
-    # What is no checkpoint makes the unpickler raise anything.
+    # The unpickler can raise any exception on a file that is not a checkpoint.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CouceError(f"{path} cannot be read as a checkpoint: {reason}") from error
@@ -40,7 +43,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def describe_network(network: EmbeddingNetwork, preprocess: Preprocess) -> dict[str, Any]:
-    """What of a checkpoint's content says how to build its network again, in plain values."""
+    """The part of a checkpoint that says how to build its network again, in plain values."""
     return {
         "backbone": network.backbone.name,
         "split": network.backbone.split,
@@ -51,10 +54,10 @@ def describe_network(network: EmbeddingNetwork, preprocess: Preprocess) -> dict[
 
 
 def load_network(path: Path) -> tuple[EmbeddingNetwork, Preprocess, dict[str, Any]]:
-    """The network of a checkpoint, what it is to be fed, and the whole content.
+    """The network of a checkpoint, its preprocessing, and the whole content.
 
-    Nothing of the training is needed for it, and nothing of the method: its dictionary and its proxies
-    stay in the content.
+    The network needs neither the state of the training nor that of the method. The dictionary and
+    the proxies stay in the content.
     """
     content = load(path)
     try:
@@ -67,4 +70,4 @@ def load_network(path: Path) -> tuple[EmbeddingNetwork, Preprocess, dict[str, An
         return network, Preprocess.from_dict(model["preprocess"]), content
     except (KeyError, TypeError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CouceError(f"{path} does not hold a whole network: {reason}") from error
+        raise CouceError(f"{path} does not contain a complete network: {reason}") from error

@@ -10,13 +10,13 @@ from couce.errors import CouceError
 
 
 class Settings(BaseModel):
-    """A group of named settings. Groups nest; a dotted key such as ``odba.capacity`` names one."""
+    """A group of named settings. Groups can be nested: ``odba.capacity`` is a setting of ``odba``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Settings from nested mappings (a TOML file, say), or one error that lists all faults.
+        """Settings from nested mappings, such as a TOML file, or one error that lists all faults.
 
         >>> class Demo(Settings):
         ...     capacity: int = 2048
@@ -50,6 +50,6 @@ def _describe(fault: Any, known: list[str]) -> str:
         return f"setting {key!r} is unknown" + (f" (did you mean {near[0]!r}?)" if near else "")
     message = fault["msg"].removeprefix("Value error, ")
     place = f"setting {key!r}: " if key else ""
-    # A rule between settings gets the whole group as its input: too much to show.
+    # The input of a rule between several settings is the whole group, which is too long to show.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {fault['input']!r})"
     return f"{place}{message[:1].lower()}{message[1:]}{got}"

@@ -1,4 +1,4 @@
-"""What is installed here and what really works: asked of the libraries, not of their lists."""
+"""`couce doctor`: what is installed and what works, found out by trying it."""
 
 import platform
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from couce import __version__
 from couce.machine.cores import usable_cores
 
-# Packages of one pattern install the same module: two of them overwrite each other's files.
+# Packages that match one pattern install the same module and overwrite each other's files.
 _RIVALS = (
     r"onnxruntime(-(gpu|directml|openvino|training|rocm|silicon|qnn))?",
     r"faiss-(cpu|gpu).*",
@@ -18,8 +18,8 @@ _RIVALS = (
 
 _ONE_OF = "one of couce[cpu], couce[gpu] (CUDA 12), couce[gpu-cu13] (CUDA 13)"
 
-# An ONNX model of one Identity node, enough to ask a session what it runs on. Serving has no onnx
-# to write one with; tests/test_doctor.py writes it anew and compares.
+# An ONNX model with one Identity node, to open a session with and ask where it runs. It is stored
+# here because the onnx package may be missing. tests/test_doctor.py compares it with a new one.
 IDENTITY_MODEL = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
     "620f0a0179120a0a08080112040a02080142040a00100d"
@@ -30,11 +30,11 @@ IDENTITY_MODEL = bytes.fromhex(
 class Diagnosis:
     facts: list[tuple[str, str]] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)  # what would make more possible
-    problems: list[str] = field(default_factory=list)  # what must be mended
+    problems: list[str] = field(default_factory=list)  # what must be repaired
 
 
 def examine() -> Diagnosis:
-    """Looks at everything; a library that is missing or broken is a line, never an exception."""
+    """Examines everything. A missing or broken library is reported and raises nothing."""
     diagnosis = Diagnosis()
     diagnosis.facts.append(("couce", __version__))
     diagnosis.facts.append(("python", f"{platform.python_version()} on {platform.platform()}"))
@@ -46,12 +46,14 @@ def examine() -> Diagnosis:
         except ModuleNotFoundError as error:
             diagnosis.facts.append((name, "not installed"))
             if error.name != name:
-                diagnosis.problems.append(f"{name} is installed, but what it needs is not: {error}")
+                diagnosis.problems.append(
+                    f"{name} is installed, but a package that it needs is not: {error}"
+                )
             elif name == "torch":
                 diagnosis.advice.append("for training and export: install couce[train]")
             else:
                 diagnosis.problems.append(f"{name} is missing: install {_ONE_OF}")
-        except Exception as error:  # a broken installation raises anything
+        except Exception as error:  # a broken installation can raise any exception
             diagnosis.facts.append((name, "broken"))
             diagnosis.problems.append(f"{name} does not work: {error}")
     return diagnosis
@@ -67,7 +69,7 @@ def installed() -> dict[str, str]:
 
 
 def conflicts(packages: Mapping[str, str]) -> list[str]:
-    """What cannot work together among installed packages (name to version).
+    """One sentence for each conflict between the installed packages (name to version).
 
     >>> conflicts({"onnxruntime-gpu": "1.26.0", "faiss-gpu": "1.15.1"})
     []
@@ -104,8 +106,8 @@ def _cuda_majors(packages: Mapping[str, str]) -> dict[str, int]:
 def _onnxruntime(diagnosis: Diagnosis) -> str:
     import onnxruntime
 
-    # A list of compiled-in providers says nothing: a session asked for CUDA silently runs on the
-    # CPU where CUDA is missing. So a session is opened and asked.
+    # get_available_providers() lists what is compiled in, not what works: where CUDA is missing,
+    # a session for CUDA silently runs on the CPU. So a session is opened and asked.
     providers = [
         name
         for name in onnxruntime.get_available_providers()
@@ -113,11 +115,12 @@ def _onnxruntime(diagnosis: Diagnosis) -> str:
     ]
     working = [name for name in providers if name in _session_providers(onnxruntime, name)]
     session = _session_providers(onnxruntime, "CPUExecutionProvider")
-    # Others, such as TensorRT, are compiled in whether or not their libraries are wanted.
+    # Other providers, such as TensorRT, are always compiled in. That their libraries are missing
+    # is not a problem.
     if "CUDAExecutionProvider" in set(providers) - set(working):
         diagnosis.problems.append(
             "onnxruntime is built for CUDA, but a session falls back to the CPU: the driver or the"
-            " CUDA libraries are missing or of another version"
+            " CUDA libraries are missing or have another version"
         )
     if not providers:
         diagnosis.advice.append(
@@ -128,7 +131,7 @@ def _onnxruntime(diagnosis: Diagnosis) -> str:
 
 def _session_providers(onnxruntime: Any, provider: str) -> list[str]:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # a provider that fails to load is what is being found out
+    options.log_severity_level = 4  # providers may fail to load here, so no messages about it
     wanted = list(dict.fromkeys([provider, "CPUExecutionProvider"]))
     session = onnxruntime.InferenceSession(IDENTITY_MODEL, options, providers=wanted)
     return session.get_providers()
@@ -139,7 +142,7 @@ def _faiss(diagnosis: Diagnosis) -> str:
 
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     if any(name.startswith("faiss-gpu") for name in installed()) and not gpus:
-        diagnosis.advice.append("this faiss is built for GPUs but sees none; it works on the CPU")
+        diagnosis.advice.append("faiss is built for GPUs but finds none; it uses the CPU")
     return f"{faiss.__version__}, {gpus} GPUs"
 
 

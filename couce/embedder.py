@@ -1,4 +1,4 @@
-"""Images to embeddings with an ONNX model in onnxruntime. No torch."""
+"""Embeds images with an ONNX model in onnxruntime, without torch."""
 
 import copy
 import hashlib
@@ -28,37 +28,40 @@ from couce.preprocess import (
     open_image,
 )
 
-# In the order in which `auto` tries them.
+# `auto` tries them in this order.
 PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
     "cpu": "CPUExecutionProvider",
 }
 
-# An image, or what fetches one: called in the thread that decodes it.
+# An image, or a function that returns one. The function is called in the thread that decodes.
 Source = ImageSource | Callable[[], ImageSource]
 
 
 class Embedder:
-    """An ONNX embedding model, ready to be fed pictures.
+    """An ONNX embedding model that embeds images.
 
-    ``Embedder("model.onnx").embed(["bird.jpg", "car.png"])`` gives rows of unit length (2, d).
+    ``Embedder("model.onnx").embed(["bird.jpg", "car.png"])`` gives two embeddings of unit length,
+    as an array (2, d).
 
     Args:
-        model: the file. Whatever does not open as a plain ONNX model is refused in a sentence.
-        provider: ``auto`` (CUDA or TensorRT where they really work, else the CPU), ``cuda``,
-            ``tensorrt`` or ``cpu``. One that is asked for by name and does not work is an error.
-        threads: of the model and of the decoding; as many as this process has cores unless said.
-        batch: how many images the model sees at once.
-        preprocess: for a model without CouCE's own description. With one, it must not be given.
-        max_pixels: an image of more is refused before it is decoded.
+        model: the ONNX file. A file that is not a plain ONNX model is a :class:`CouceError`.
+        provider: ``auto`` (CUDA or TensorRT where they work, otherwise the CPU), ``cuda``,
+            ``tensorrt`` or ``cpu``. A provider other than ``auto`` that does not work is an error.
+        threads: how many threads the model uses, and how many decode images. The default is the
+            number of cores of this process.
+        batch: how many images go through the model at once.
+        preprocess: how images are prepared for a model that does not describe this itself. It must
+            not be given for a model of CouCE, which does.
+        max_pixels: images with more pixels are refused before they are decoded.
 
     Attributes:
-        info: what the model says of itself; None for one that is not CouCE's.
-        hash: sha256 of the file, by which an index knows its model.
-        dim: length of an embedding.
-        provider: ``cuda``, ``tensorrt`` or ``cpu``: where it really runs.
-        fixed_batch: how many images the model always takes; None for as many as there are.
+        info: the description that CouCE stored in the model; None for other models.
+        hash: the sha256 of the file, by which an index recognises its model.
+        dim: the length of an embedding.
+        provider: where the model really runs: ``cuda``, ``tensorrt`` or ``cpu``.
+        fixed_batch: the only batch size that the model takes; None if it takes any.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Embedder:
     ) -> None:
         self.path = Path(model)
         if batch < 1 or (threads is not None and threads < 1):
-            raise CouceError(f"batch and threads are at least 1, not {batch} and {threads}")
+            raise CouceError(f"batch and threads must be at least 1, not {batch} and {threads}")
         self.threads = threads or usable_cores()
         self.batch = batch
         self.max_pixels = max_pixels
@@ -87,24 +90,30 @@ class Embedder:
             self._input = self._session.get_inputs()[0].name
             self._output, self.dim = _output(self._session)
             if self.info is not None and self.info.dim != self.dim:
-                raise CouceError(f"it gives {self.dim} numbers but describes {self.info.dim}")
+                raise CouceError(
+                    f"it gives embeddings of {self.dim} dimensions, but its description says"
+                    f" {self.info.dim}"
+                )
         except UnicodeDecodeError:
-            raise CouceError(f"{self.path} cannot be used: its names are damaged") from None
+            raise CouceError(f"{self.path} cannot be used: it contains damaged names") from None
         except CouceError as error:
             raise CouceError(f"{self.path} cannot be used: {error}") from None
 
     def with_threads(self, threads: int) -> "Embedder":
-        """The same model with another number of threads, beside this one."""
+        """A second embedder with the same model and another number of threads."""
         content = _read(self.path)
         if hashlib.sha256(content).hexdigest() != self.hash:
-            raise CouceError(f"{self.path} was replaced while it was opened; open it again")
+            raise CouceError(f"{self.path} was replaced since it was opened; open it again")
         other = copy.copy(self)
         other.threads = threads
         other.provider, other._session = _open(content, self.path, self.provider, threads)
         return other
 
     def embed(self, sources: Iterable[Source]) -> NDArray[np.float32]:
-        """Unit rows (n, d) in the order of ``sources``; an image that cannot be read is an error."""
+        """The embeddings (n, d) of unit length, in the order of ``sources``.
+
+        An image that cannot be decoded is an :class:`ImageError`.
+        """
         rows = []
         for row in self.stream(sources):
             if isinstance(row, ImageError):
@@ -113,9 +122,9 @@ class Embedder:
         return np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
 
     def stream(self, sources: Iterable[Source]) -> Iterator[NDArray[np.float32] | ImageError]:
-        """For each source in turn its unit row (d,), or what is wrong with the image.
+        """For each source in turn its embedding (d,) of unit length, or the error of the image.
 
-        Sources are taken as they are needed, two batches ahead at most.
+        Sources are taken when they are needed, at most two batches ahead.
         """
         waiting: deque[Future[NDArray[np.uint8] | ImageError]] = deque()
         left = iter(sources)
@@ -138,7 +147,7 @@ class Embedder:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def decode(self, source: Source) -> NDArray[np.uint8]:
-        """The pixels (crop, crop, 3) that :meth:`run` takes, RGB."""
+        """The RGB pixels (crop, crop, 3) of an image, as :meth:`run` takes them."""
         if callable(source):
             source = source()
         shortest = self.preprocess.resize
@@ -151,7 +160,10 @@ class Embedder:
             return error
 
     def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Unit rows (N, d) of decoded images (N, crop, crop, 3), all in one batch."""
+        """The embeddings (N, d) of unit length of decoded images (N, crop, crop, 3).
+
+        All images form one batch, unless the model has a fixed batch size.
+        """
         size = self.fixed_batch or len(pixels)
         rows = []
         for start in range(0, len(pixels), size):
@@ -162,25 +174,27 @@ class Embedder:
         found = np.concatenate(rows).astype(np.float32, copy=False)
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
-            raise CouceError(f"{self.path} gives embeddings that are zero or not finite")
+            raise CouceError(f"{self.path} gives embeddings that are zero or not finite numbers")
         return found / lengths
 
     def _run_once(self, feed: NDArray[Any]) -> NDArray[Any]:
         try:
             (output,) = self._session.run([self._output], {self._input: feed})
-        # onnxruntime's exceptions have no common class of their own.
+        # The exceptions of onnxruntime have no base class of their own.
         except Exception as error:
-            raise CouceError(f"{self.path} fails on {len(feed)} images: {_line(error)}") from error
+            raise CouceError(
+                f"{self.path} fails on {len(feed)} images: {_first_line(error)}"
+            ) from error
         if output.shape != (len(feed), self.dim):
             raise CouceError(
-                f"{self.path} gives {output.shape} numbers for {len(feed)} images, instead of"
+                f"{self.path} gives an array {output.shape} for {len(feed)} images, instead of"
                 f" {(len(feed), self.dim)}"
             )
         return output
 
 
 class Session(Protocol):
-    """What of an onnxruntime session tells where it runs."""
+    """The part of an onnxruntime session that says where it runs."""
 
     def get_providers(self) -> list[str]: ...
 
@@ -191,10 +205,10 @@ _S = TypeVar("_S", bound=Session)
 def open_on(
     wanted: str, available: Sequence[str], open_session: Callable[[list[str]], _S]
 ) -> tuple[str, _S]:
-    """The provider that really works, by its short name, and a session on it.
+    """The short name of a provider that works, and a session on it.
 
-    ``available`` are the providers that onnxruntime was built with, which says nothing of the machine:
-    a session on CUDA silently runs on the CPU where CUDA is missing. So each session is asked.
+    ``available`` are the providers that onnxruntime was built with. Not all of them need to work:
+    where CUDA is missing, a session on CUDA silently runs on the CPU. So each session is asked.
     """
     if wanted != "auto" and wanted not in PROVIDERS:
         raise unknown_name("provider", wanted, ["auto", *PROVIDERS])
@@ -202,18 +216,18 @@ def open_on(
         provider = PROVIDERS[name]
         if provider not in available:
             continue
-        # TensorRT leaves what it cannot do to CUDA, and that to the CPU.
+        # Operators that TensorRT cannot run go to CUDA, and those that CUDA cannot run to the CPU.
         order = [provider, *([PROVIDERS["cuda"]] if name == "tensorrt" else []), PROVIDERS["cpu"]]
         try:
             session = open_session(list(dict.fromkeys(order)))
         except Exception:
-            if name == "cpu":  # it is the model, not the machine
+            if name == "cpu":  # the CPU always works, so the fault is in the model
                 raise
             continue
         if provider in session.get_providers():
             return name, session
     raise CouceError(
-        f"{wanted} does not work here; `couce doctor` says what does and what to install"
+        f"{wanted} does not work here; `couce doctor` says what works and what to install"
     )
 
 
@@ -234,21 +248,21 @@ def _read(path: Path) -> bytes:
 def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str, Any]:
     onnxruntime = import_library("onnxruntime")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised, and said in a sentence
+    options.log_severity_level = 4  # errors are raised, so onnxruntime need not print them
     options.intra_op_num_threads = threads
-    # Threads that sleep between two layers take a tenth longer for a lone image; threads that spin between
-    # two runs take the cores from whoever decodes, searches or answers. So they spin for the moment that
-    # the next layer takes to come.
+    # If the threads sleep between two layers, a single image takes a tenth longer. If they spin
+    # (wait busily) between two runs, they take the cores from decoding, searching and answering.
+    # So they spin only for the moment until the next layer starts.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "5")
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Never as onnxruntime's own format, which is not what was looked through for other files.
+    # onnxruntime's own format is excluded: `refuse_external_data` can only check ONNX files.
     options.add_session_config_entry("session.load_model_format", "ONNX")
 
     def open_session(providers: list[str]) -> Any:
         session = onnxruntime.InferenceSession(
             content, options, providers=providers, enable_fallback=0
         )
-        session.disable_fallback()  # nor to the CPU in the middle of a run
+        session.disable_fallback()  # no fall-back to the CPU in the middle of a run either
         return session
 
     available = onnxruntime.get_available_providers()
@@ -256,25 +270,23 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
         return open_on(provider, available, open_session)
     except CouceError:
         raise
-    # onnxruntime's exceptions have no common class of their own.
+    # The exceptions of onnxruntime have no base class of their own.
     except Exception as error:
-        raise CouceError(
-            f"{path} is not a model that onnxruntime can open: {_line(error)}"
-        ) from None
+        raise CouceError(f"onnxruntime cannot open {path}: {_first_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preprocess:
     if info is not None:
         if given is not None:
-            raise CouceError("it says itself how its images are to be prepared; leave that to it")
+            raise CouceError("it describes its own preprocessing; do not give another")
         return Preprocess.from_dict(info.preprocess)
     if given is None:
         raise CouceError(
-            "it does not say how its images are to be prepared; say so, as in"
+            "it does not describe its preprocessing; give it, for example with"
             " --preprocess resize=256 --preprocess crop=224"
         )
     return given
@@ -283,22 +295,22 @@ def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preproce
 def _feeder(
     session: Any, info: ModelInfo | None, preprocess: Preprocess
 ) -> tuple[Callable[[NDArray[np.uint8]], NDArray[Any]], int | None]:
-    """What turns pixels (N, crop, crop, 3) into the model's input, and its batch size if fixed."""
+    """The function from pixels (N, crop, crop, 3) to the model's input, and any fixed batch size."""
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
-        raise CouceError("an embedding model has one input, a batch of images")
+        raise CouceError("it must have exactly one input, a batch of images with four dimensions")
     batch, *shape = inputs[0].shape
     kind, crop = inputs[0].type, preprocess.crop
     feed: Callable[[NDArray[np.uint8]], NDArray[Any]]
     if info is not None:
         if kind != {"uint8": "tensor(uint8)", "float": "tensor(float)"}[info.input]:
-            raise CouceError(f"its input is {kind}, but it describes {info.input}")
+            raise CouceError(f"its input is {kind}, but its description says {info.input}")
         feed = np.ascontiguousarray if info.input == "uint8" else _unit_range
     elif kind == "tensor(uint8)":
         plain = replace(preprocess, scale=1.0, mean=IMAGENET.mean, std=IMAGENET.std)
         if plain != preprocess:
             raise CouceError(
-                "it takes pixels as they are: scale, mean and std are its own business"
+                "it takes uint8 pixels, so scale, mean and std have no effect; do not give them"
             )
         flip = preprocess.channels == "BGR"
         feed = (lambda p: np.ascontiguousarray(p[..., ::-1])) if flip else np.ascontiguousarray
@@ -307,10 +319,12 @@ def _feeder(
     elif kind == "tensor(float16)":
         feed = partial(_half, preprocess)
     else:
-        raise CouceError(f"its input is {kind}, which is no image")
+        raise CouceError(f"its input is {kind}; images must be uint8, float or float16")
     expected = [crop, crop, 3] if kind == "tensor(uint8)" else [3, crop, crop]
     if any(isinstance(n, int) and n != e for n, e in zip(shape, expected, strict=True)):
-        raise CouceError(f"its input is {shape}, but the images are prepared as {expected}")
+        raise CouceError(
+            f"its input is {shape}, but the preprocessing gives {expected}; change resize and crop"
+        )
     return feed, batch if isinstance(batch, int) else None
 
 
@@ -323,7 +337,7 @@ def _unit_range(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def _output(session: Any) -> tuple[str, int]:
-    """The first output that is a table of embeddings, and how long these are."""
+    """The name of the first output that has one embedding per image, and their dimension."""
     for output in session.get_outputs():
         floats = output.type in ("tensor(float)", "tensor(float16)", "tensor(double)")
         if floats and len(output.shape) == 2 and isinstance(output.shape[1], int):

@@ -1,19 +1,22 @@
-"""Errors meant for people: one sentence that says what is wrong and what to do."""
+"""Errors for people. Their message is one sentence: what is wrong and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class CouceError(ValueError):
-    """Something the user can mend. The command line prints it without a traceback and exits with 2."""
+    """An error that the user can correct.
+
+    The command line prints it without a traceback and exits with 2.
+    """
 
 
 class StorageError(CouceError):
-    """What is kept cannot be read or written: nothing is wrong with what was asked."""
+    """Stored data cannot be read or written. The request itself is correct."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> CouceError:
-    """The error for a name that is not in a table; it lists the known ones, the nearest first.
+    """The error for an unknown name. It suggests the nearest known name and lists all of them.
 
     >>> print(unknown_name("loss", "proxy-ann", ["proxy-an", "soft-triple"]))
     unknown loss 'proxy-ann' (did you mean 'proxy-an'?); known: proxy-an, soft-triple

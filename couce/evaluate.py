@@ -1,7 +1,6 @@
 """Retrieval metrics of a model on a test half: `couce evaluate`, and the same call from Python.
 
-Only a checkpoint needs torch, so ONNX models and saved embeddings can be evaluated where it is not
-installed.
+Only checkpoints need torch. ONNX models and saved embeddings can be evaluated without it.
 """
 
 import os
@@ -39,21 +38,22 @@ def evaluate(
     confounding: float = 0.9,
     preprocess: Preprocess | None = None,
 ) -> dict[str, float]:
-    """R@1, 2, 4, 8, RP, MAP@R and NMI, as fractions.
+    """R@1, R@2, R@4, R@8, RP, MAP@R and NMI, as fractions.
 
     Args:
         model: a checkpoint (.pt), a run (its best checkpoint), an ONNX model, or an .npz file with
-            ``embeddings`` (N, d) and ``labels`` (N,), of which ``dataset`` is not asked.
+            ``embeddings`` (N, d) and ``labels`` (N,), for which ``dataset`` is ignored.
         dataset: a name (cub, cars, sop, demo), a folder of class folders, or a CSV list. Its test
             half is searched.
         data: where the data set is, if it is not in ``data/NAME``.
-        train_classes: how many classes of a folder without halves are the training half.
-        confounding: how far the backgrounds of the demo set tell the class.
+        train_classes: how many classes form the training half of a folder without halves.
+        confounding: the share of the demo set's training images that show the background and the
+            light of their class.
         preprocess: how images are prepared for an ONNX model that does not describe it itself.
     """
     path = Path(model)
     if preprocess is not None and path.suffix != ".onnx":
-        raise CouceError(f"--preprocess is for ONNX models; {path.name} brings its own")
+        raise CouceError(f"--preprocess is for ONNX models; leave it out for {path.name}")
     if path.suffix == ".npz":
         return _evaluate_embeddings(path)
     if path.suffix == ".onnx":
@@ -76,7 +76,7 @@ def evaluate_network(
     device: "torch.device",
     ks: Sequence[int] = (1, 2),
 ) -> dict[str, float]:
-    """The metrics of a torch network on a split. Images that cannot be decoded are left out."""
+    """The metrics of a torch network on a split, without the images that cannot be decoded."""
     from couce.network import embed_images
 
     embeddings, decoded = embed_images(network, store, device)
@@ -84,7 +84,7 @@ def evaluate_network(
 
 
 def _evaluate_onnx(embedder: Embedder, test: Split) -> dict[str, float]:
-    """As :func:`evaluate_network`: images that cannot be decoded are warned of and left out."""
+    """The metrics of an ONNX model, without the images that cannot be decoded (with a warning)."""
     rows, labels = [], []
     for label, row in zip(test.labels, embedder.stream(test.paths), strict=True):
         if isinstance(row, ImageError):
@@ -105,9 +105,11 @@ def _evaluate_embeddings(path: Path) -> dict[str, float]:
     except FileNotFoundError:
         raise CouceError(f"there is no file {path}") from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CouceError(f"{path} does not hold arrays embeddings and labels: {error}") from None
+        raise CouceError(
+            f"{path} does not contain the arrays embeddings and labels: {error}"
+        ) from None
     if not np.issubdtype(embeddings.dtype, np.number):
-        raise CouceError(f"the embeddings in {path} are {embeddings.dtype}, not numbers")
+        raise CouceError(f"the embeddings in {path} must be numbers, not {embeddings.dtype}")
     return retrieval_metrics(embeddings, labels, KS)
 
 

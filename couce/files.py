@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, whatever happens in between."""
+"""Files that are replaced completely or not at all, also in a crash or a loss of power."""
 
 import hashlib
 import os
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Gives ``path`` the content that ``write`` puts into a file beside it, all of it or none.
+    """Replaces ``path`` by what ``write`` writes, completely or not at all.
 
-    The content reaches the disk before the name does, and the name before this returns.
+    ``write`` writes to a file beside it. Its content is on the disk before it is renamed, and the
+    new name is on the disk before this function returns.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -24,7 +25,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new or renamed file survives a power loss once its folder is on the disk."""
+    """Writes a folder to the disk, so that new and renamed files in it survive a loss of power."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -38,6 +39,6 @@ def checksum(path: Path) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line and in letters that any terminal takes, whatever a file is called."""
+    """The text on one line, with escapes for all characters that a terminal cannot show."""
     plain = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in plain)

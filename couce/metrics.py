@@ -1,8 +1,8 @@
-"""Retrieval metrics of metric learning: R@k, R-Precision, MAP@R and NMI, exact, without torch.
+"""The metrics R@k, R-Precision, MAP@R and NMI, computed exactly and without torch.
 
 The definitions are those of pytorch-metric-learning's AccuracyCalculator (Musgrave et al., A Metric
-Learning Reality Check, ECCV 2020). Neighbours are by Euclidean distance, which for rows of unit
-length is the order by cosine.
+Learning Reality Check, ECCV 2020). Neighbours are ranked by Euclidean distance. For embeddings of
+unit length this is the ranking by cosine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from couce.errors import CouceError
 from couce.machine.libraries import import_library
 
-# faiss multiplies this many queries at a time; whole multiples of it keep its inner loop full.
+# faiss multiplies this many queries at a time, so blocks are multiples of it.
 _QUERIES = 4096
-# What one block of queries may take for its neighbours and their evaluation.
+# The memory that one block of queries may use for its neighbours and their evaluation.
 _BLOCK_BYTES = 256 * 2**20
 _BYTES_PER_NEIGHBOUR = 40
 
@@ -27,13 +27,14 @@ def retrieval_metrics(
     nmi: bool = True,
     seed: int = 1234,
 ) -> dict[str, float]:
-    """Each row of ``embeddings`` (N, d) searched among all the others, as fractions.
+    """Searches each row of ``embeddings`` (N, d) among all others. The metrics are fractions.
 
-    ``R@k`` is the share of queries with one of their own class among the first k, ``RP`` the share
-    of own class among the first R, R being how many others of that class there are, and ``MAP@R``
-    the mean of the precisions at each hit among these R. The query itself is removed by its index,
-    never by its rank. A class with one image cannot be found and is left out of these; if no other
-    is left they are NaN. ``NMI`` compares k-means, with as many clusters as classes, with the labels.
+    ``R@k`` is the share of queries with an item of their own class among the first k neighbours.
+    For a query whose class has R other items, ``RP`` is the share of the own class among the first
+    R neighbours. ``MAP@R`` is the sum of the precisions at each hit among these R, divided by R.
+    The query itself is removed by its index, never by its rank. A query that is alone in its class
+    is left out of these metrics. If no query is left, they are NaN. ``NMI`` compares the labels with
+    the clusters of k-means, which has as many clusters as there are classes.
 
     >>> retrieval_metrics([[0.0], [0.1], [5.0], [5.1]], ["a", "a", "b", "b"], ks=(1,), nmi=False)
     {'R@1': 1.0, 'RP': 1.0, 'MAP@R': 1.0}
@@ -47,7 +48,7 @@ def retrieval_metrics(
 
 
 def clustering_nmi(embeddings: ArrayLike, labels: ArrayLike, seed: int = 1234) -> float:
-    """NMI of k-means, with as many clusters as classes, with the labels."""
+    """The NMI between the labels and the clusters of k-means, as many clusters as classes."""
     vectors, classes = _checked(embeddings, labels, "embeddings")
     names, codes = np.unique(classes, return_inverse=True)
     return normalised_mutual_information(codes, _cluster(vectors, len(names), seed))
@@ -79,7 +80,7 @@ def query_gallery_metrics(
 
 
 def normalised_mutual_information(a: NDArray[np.intp], b: NDArray[np.intp]) -> float:
-    """2·I(a; b) / (H(a) + H(b)) of two labellings (N,) with integers from 0.
+    """2·I(a; b) / (H(a) + H(b)) of two labellings (N,), which are integers from 0.
 
     >>> normalised_mutual_information(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]))
     1.0
@@ -89,7 +90,7 @@ def normalised_mutual_information(a: NDArray[np.intp], b: NDArray[np.intp]) -> f
     expected = size_a[pairs // len(size_b)] * (size_b[pairs % len(size_b)] / len(a))
     information = float(np.sum(joint / len(a) * np.log(joint / expected)))
     entropies = _entropy(size_a) + _entropy(size_b)
-    # Both labellings are one group each: they agree.
+    # Without entropy, each labelling is a single group, and the two agree.
     return max(0.0, 2 * information / entropies) if entropies > 0 else 1.0
 
 
@@ -103,7 +104,7 @@ def _evaluate(
     query_codes: NDArray[np.intp],
     gallery: NDArray[np.float32],
     gallery_codes: NDArray[np.intp],
-    relevant: NDArray[np.intp],  # (Q,), how many there are to be found
+    relevant: NDArray[np.intp],  # (Q,), how many items of its class each query can find
     ks: Sequence[int],
     includes_self: bool,
 ) -> dict[str, float]:
@@ -131,7 +132,7 @@ def _evaluate(
 def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], depth: int, includes_self: bool
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-    """The ``depth`` nearest in ``gallery`` of each query (B, depth), block by block of queries."""
+    """For each block of queries, the indices (B, depth) of its nearest neighbours in ``gallery``."""
     faiss = import_library("faiss")
     wanted = depth + includes_self
     rows = max(1, _BLOCK_BYTES // (_BYTES_PER_NEIGHBOUR * max(wanted, 1)))
@@ -141,14 +142,14 @@ def _search(
         _, neighbours = faiss.knn(queries[block], gallery, wanted)
         if includes_self:
             own = neighbours == np.arange(block.start, block.stop)[:, None]
-            # Among many equal rows the query itself may not have been returned: drop the last.
+            # If many rows are equal, the query itself may be missing here. Then the last is dropped.
             own[~own.any(axis=1), -1] = True
             neighbours = neighbours[~own].reshape(len(own), depth)
         yield block, neighbours
 
 
 def _cluster(vectors: NDArray[np.float32], clusters: int, seed: int) -> NDArray[np.intp]:
-    # min_points: only silences a warning about small classes, which are what this is for.
+    # min_points_per_centroid=1 silences a warning about small clusters, which are normal here.
     kmeans = import_library("faiss").Kmeans(
         vectors.shape[1], clusters, niter=20, seed=seed, min_points_per_centroid=1
     )
@@ -164,10 +165,10 @@ def _checked(
     classes = np.asarray(labels)
     if vectors.ndim != 2 or not vectors.size or classes.shape != vectors.shape[:1]:
         raise CouceError(
-            f"{name} must be (N, d) with one label a row, N and d at least 1;"
-            f" got {vectors.shape} and labels {classes.shape}"
+            f"{name} must be an array (N, d) with one label for each row and N and d at least 1,"
+            f" not {vectors.shape} with labels {classes.shape}"
         )
-    # A sum is finite only if all of it is, and takes no second array of that size.
+    # The sum is finite only if all numbers are, and needs no second array of the same size.
     with np.errstate(invalid="ignore"):
         total = vectors.sum(dtype=np.float64)
     if not np.isfinite(total):

@@ -1,4 +1,4 @@
-"""The embedding network: backbone, pooling, one linear head."""
+"""The embedding network: a backbone, pooling and one linear head."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +18,15 @@ from couce.preprocess import Preprocess
 
 Pooling = Literal["avg", "avg+max"]
 
-_BATCH = 120  # images that are embedded at once
+_BATCH = 120  # how many images are embedded at once
 
 
 class EmbeddingNetwork(nn.Module):
-    """Images (N, 3, H, W) to raw embeddings m (N, d), before l2-normalisation.
+    """Maps images (N, 3, H, W) to raw embeddings m (N, d), before l2-normalisation.
 
-    ``pooling``: global ``avg`` as in the paper, or ``avg+max``, the sum of both, as in the code of
-    Proxy-Anchor and Proxy-AN. The head starts, as there, kaiming normal by fan-out.
+    ``pooling`` is global ``avg`` as in the paper, or ``avg+max``, the sum of mean and maximum, as
+    in the code of Proxy-Anchor and Proxy-AN. As there, the head starts with Kaiming normal weights
+    by fan-out.
     """
 
     def __init__(self, backbone: Backbone, dim: int = 512, pooling: Pooling = "avg") -> None:
@@ -40,14 +41,14 @@ class EmbeddingNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def on(self, device: torch.device) -> Self:
-        """Moves the network there, in the memory layout that convolutions are fastest with."""
+        """Moves the network to a device, in the memory layout that is fastest for convolutions."""
         return self.to(device).to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed_maps(self.backbone(images))
 
     def tail(self, maps: Tensor) -> Tensor:
-        """What follows the split: feature maps there (N, C, H', W') to raw embeddings (N, d)."""
+        """Raw embeddings (N, d) of feature maps at the split (N, C, H', W')."""
         return self.embed_maps(self.backbone.stage2(maps))
 
     def views(
@@ -56,17 +57,17 @@ class EmbeddingNetwork(nn.Module):
         intervention: Callable[[Tensor], Tensor] | None,
         mixed: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Clean and intervened embeddings (m, m̃); stage2 sees both as one batch of 2N.
+        """Clean and intervened embeddings (m, m̃). Both go through stage2 as one batch of 2N.
 
         ``intervention`` (an MSRCI) changes the feature map between the stages. Without one there is
-        no second view: (m, None). If ``mixed`` there is none either, and m is the intervened.
+        no second view: (m, None). With ``mixed`` there is none either, and m is the intervened view.
         """
         return self.tail_views(self.backbone.stage1(images), intervention, mixed)
 
     def tail_views(
         self, clean: Tensor, intervention: Callable[[Tensor], Tensor] | None, mixed: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """:meth:`views` of the feature maps at the split, (N, C, H', W')."""
+        """The same as :meth:`views`, from the feature maps at the split (N, C, H', W')."""
         if intervention is None:
             return self.tail(clean), None
         if mixed:
@@ -77,7 +78,7 @@ class EmbeddingNetwork(nn.Module):
         return m, m_tilde
 
     def embed_maps(self, features: Tensor) -> Tensor:
-        """The backbone's last maps (N, C, H', W') to raw embeddings (N, d): pooling and head."""
+        """Pooling and head: raw embeddings (N, d) of the backbone's last maps (N, C, H', W')."""
         pooled = features.mean(dim=(2, 3))  # (N, C)
         if self.pooling == "avg+max":
             pooled = pooled + features.amax(dim=(2, 3))
@@ -85,9 +86,9 @@ class EmbeddingNetwork(nn.Module):
 
 
 class Normalise(nn.Module):
-    """uint8 RGB pixels (N, H, W, 3) to what the backbone was trained on, (N, 3, H, W).
+    """Turns uint8 RGB pixels (N, H, W, 3) into the input of the backbone (N, 3, H, W).
 
-    The same as :meth:`Preprocess.normalise`, on the device and as part of a graph.
+    It does the same as :meth:`Preprocess.normalise`, but on the device and as part of a graph.
     """
 
     gain: Tensor  # (3, 1, 1)
@@ -101,7 +102,7 @@ class Normalise(nn.Module):
         self.register_buffer("offset", (torch.tensor(preprocess.mean) / std).view(3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        # A permuted NHWC tensor is NCHW in channels-last layout already: nothing is moved.
+        # A permuted NHWC tensor already is NCHW in channels-last layout, so nothing is copied.
         images = pixels.permute(0, 3, 1, 2)
         images = images.flip(1) if self.flip else images
         return images * self.gain - self.offset
@@ -118,8 +119,8 @@ def build_network(
 ) -> tuple[EmbeddingNetwork, Preprocess]:
     """A network with its starting weights, and how its images must be prepared.
 
-    ``weights``: ``pretrained`` (the public ImageNet weights), ``none`` (random), or a file.
-    ``resize`` and ``crop`` in pixels; None means the backbone's own size.
+    ``weights`` is ``pretrained`` (the public ImageNet weights), ``none`` (random), or a file.
+    ``resize`` and ``crop`` are in pixels; None takes the backbone's own size.
     """
     pretrained = {"pretrained": True, "none": False}.get(weights, weights)
     built = build_backbone(backbone, split, pretrained)
@@ -130,12 +131,12 @@ def build_network(
 def embed_images(
     network: EmbeddingNetwork, store: ImageStore, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Unit rows of the images that could be decoded, and which of the split these are (N,)."""
+    """Embeddings of unit length of the images that could be decoded, and a mask (N,) of these."""
     training = network.training
     network.eval()
     preprocess = store.preprocess
     normalise = Normalise(preprocess).to(device)
-    edge = round((preprocess.resize - preprocess.crop) / 2)  # as Preprocess.pixels
+    edge = round((preprocess.resize - preprocess.crop) / 2)  # the same as in Preprocess.pixels
     centre = slice(edge, edge + preprocess.crop)
     rows, decoded = [], np.zeros(len(store.split.paths), bool)
     with ThreadPoolExecutor(max(1, store.workers)) as threads:

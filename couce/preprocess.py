@@ -1,6 +1,6 @@
-"""From an image file to what a model is fed, in plain Pillow and numpy.
+"""Turns image files into the input of a model, with Pillow and numpy alone.
 
-The description, :class:`Preprocess`, belongs to the backbone and travels with the model.
+:class:`Preprocess` describes how. Each backbone has one, and it is stored with each model.
 """
 
 import math
@@ -17,18 +17,19 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from couce.errors import CouceError, unknown_name
 
-# What claims more is taken for an attack; Pillow itself warns just above. Decoding that much takes
-# up to 1.5 GB with what alpha needs: whoever serves strangers sets a lower limit.
+# An image with more pixels is taken for an attack. Pillow itself warns just above this number.
+# Decoding so many pixels takes up to 1.5 GB (with transparency), so a public server should set a
+# lower limit.
 MAX_PIXELS = 89_000_000
 
-# Raster formats whose size stands in the header, before anything is decoded. Not among them: what
-# runs an interpreter (EPS), and containers that decode to tell their size (ICO).
+# Raster formats with the size in the header, so that it is known before anything is decoded. EPS
+# is missing because it runs an interpreter, ICO because its size is only known after decoding.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
-# No embedding model looks at more, and a batch of it would take gigabytes.
+# No embedding model needs more pixels a side, and a batch of such images would take gigabytes.
 _MAX_SIZE = 4096
 
-# With aspect="keep", an image longer than this many times its shorter side is cut at both ends.
+# With aspect="keep", the longer side is cut at both ends to this many times the shorter side.
 _LONGEST = 8
 
 ImageSource = bytes | str | Path | Image.Image
@@ -40,11 +41,11 @@ class ImageError(CouceError):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, crop, channel order, scale, mean and std, in this order.
+    """How images are prepared: resize, crop, channel order, scale, mean and std, in this order.
 
-    ``aspect``: ``squash`` resizes to a square of ``resize`` pixels, as the paper does; ``keep`` makes
-    the shorter side that long. Pixels 0-255 are multiplied by ``scale``/255, then normalised by
-    ``mean`` and ``std``, which are in the order of ``channels``.
+    With ``aspect="squash"``, images are resized to a square of ``resize`` pixels, as in the paper.
+    With ``aspect="keep"``, the shorter side gets ``resize`` pixels. Pixels 0-255 are multiplied by
+    ``scale``/255 and then normalised by ``mean`` and ``std``, which are in the order of ``channels``.
     """
 
     resize: int = 256
@@ -57,26 +58,36 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if not all(type(size) is int for size in (self.resize, self.crop)):
-            raise CouceError(f"sizes are whole pixels, not {self.resize} and {self.crop}")
+            raise CouceError(
+                f"resize and crop must be whole numbers of pixels, not {self.resize} and {self.crop}"
+            )
         numbers = (self.scale, *self.mean, *self.std)
         if len(numbers) != 7 or not all(
             isinstance(each, int | float) and math.isfinite(each) for each in numbers
         ):
-            raise CouceError(f"mean and std have a finite number for each channel, not {numbers}")
+            raise CouceError(
+                "scale must be a finite number, and mean and std must have one for each of the"
+                f" three channels, not {numbers}"
+            )
         if not all(each > 0 for each in (self.scale, *self.std)):
-            raise CouceError("scale and std are above 0")
+            raise CouceError("scale and std must be above 0")
         if self.resize > _MAX_SIZE:
-            raise CouceError(f"images are prepared at up to {_MAX_SIZE} pixels, not {self.resize}")
+            raise CouceError(f"resize must be at most {_MAX_SIZE} pixels, not {self.resize}")
         if not 0 < self.crop <= self.resize:
             raise CouceError(
                 f"the crop ({self.crop} pixels) must fit into the resized image ({self.resize})"
             )
         for name, known in (("aspect", ("squash", "keep")), ("channels", ("RGB", "BGR"))):
             if getattr(self, name) not in known:
-                raise CouceError(f"{name} is {getattr(self, name)!r}, not one of {known}")
+                raise CouceError(
+                    f"{name} must be {known[0]} or {known[1]}, not {getattr(self, name)!r}"
+                )
 
     def sized(self, resize: int | None = None, crop: int | None = None) -> Self:
-        """The same with other sizes; what is None stays, and a resize alone keeps the proportion."""
+        """The same description with other sizes.
+
+        If one of the two is None, it changes in proportion to the other. If both are, both stay.
+        """
         if resize is not None and crop is None:
             crop = round(self.crop * resize / self.resize)
         if crop is not None and resize is None:
@@ -84,7 +95,7 @@ class Preprocess:
         return replace(self, resize=resize or self.resize, crop=crop or self.crop)
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
-        """The centre crop of an RGB image as uint8 (crop, crop, 3), in RGB whatever the model wants.
+        """The centre crop of an RGB image as uint8 (crop, crop, 3), always with the channels RGB.
 
         >>> Preprocess().pixels(Image.new("RGB", (500, 300), "red")).shape
         (224, 224, 3)
@@ -95,7 +106,7 @@ class Preprocess:
         return np.asarray(resized.crop((left, top, left + self.crop, top + self.crop)))
 
     def resized(self, image: Image.Image) -> Image.Image:
-        """The image before cropping: where training takes its random crops from."""
+        """The resized image before cropping. Training takes its random crops from it."""
         width = height = self.resize
         if self.aspect == "keep":
             shorter = min(image.size)
@@ -108,7 +119,7 @@ class Preprocess:
         return image.resize((width, height), Image.Resampling.BILINEAR)
 
     def normalise(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels (..., H, W, 3) as the float32 (..., 3, H, W) that the backbone was trained on."""
+        """The float32 input of the backbone (..., 3, H, W), from RGB pixels (..., H, W, 3)."""
         ordered = pixels if self.channels == "RGB" else pixels[..., ::-1]
         std = np.asarray(self.std, dtype=np.float32)
         gain = np.float32(self.scale / 255) / std
@@ -117,7 +128,7 @@ class Preprocess:
         return np.ascontiguousarray(np.moveaxis(scaled, -1, -3))
 
     def __call__(self, sources: Sequence[ImageSource]) -> NDArray[np.float32]:
-        """Images as one batch (N, 3, crop, crop)."""
+        """One batch (N, 3, crop, crop) of images."""
         return self.normalise(np.stack([self.pixels(open_image(source)) for source in sources]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,11 +141,11 @@ class Preprocess:
             plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
             return cls(**plain)
         except TypeError as error:
-            raise CouceError(f"this is no description of preprocessing: {error}") from None
+            raise CouceError(f"this is not a description of preprocessing: {error}") from None
 
     @classmethod
     def parse(cls, assignments: Sequence[str]) -> Self:
-        """From texts such as ``crop=224`` and ``mean=0.5,0.5,0.5``.
+        """The description from texts such as ``crop=224`` and ``mean=0.5,0.5,0.5``.
 
         >>> Preprocess.parse(["resize=300", "crop=256", "channels=BGR"]).channels
         'BGR'
@@ -151,7 +162,9 @@ class Preprocess:
                 else:
                     values[key] = type(known[key])(text)
             except ValueError:
-                raise CouceError(f"--preprocess {assignment} is not a value for {key}") from None
+                raise CouceError(
+                    f"the value of --preprocess {assignment} is not one that {key} can have"
+                ) from None
         return cls(**values)
 
 
@@ -161,13 +174,14 @@ IMAGENET = Preprocess()
 def open_image(
     source: ImageSource, max_pixels: int = MAX_PIXELS, shortest: int | None = None
 ) -> Image.Image:
-    """The image, fully decoded, upright (EXIF orientation applied) and in RGB.
+    """The image, completely decoded, upright (EXIF orientation applied) and in RGB.
 
-    ``shortest``: how many pixels the shorter side will be resized to. A JPEG is then decoded at the
-    scale (1/2, 1/4, 1/8) that still leaves twice that: quicker and, once resized, all but the same.
+    ``shortest`` is the number of pixels that the shorter side will be resized to. A JPEG is then
+    decoded at the smallest scale (1/2, 1/4 or 1/8) that still leaves twice as many. This is faster,
+    and the resized image is almost the same.
 
-    Transparent parts become white, 16-bit grey is scaled to 8 bits, of an animation the first frame
-    is taken. Anything that cannot be decoded whole is an :class:`ImageError`.
+    Transparent parts become white. 16-bit grey is scaled to 8 bits. An animation gives its first
+    frame. An image that cannot be decoded completely is an :class:`ImageError`.
     """
     name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
@@ -187,27 +201,27 @@ def open_image(
         raise _too_large(name, max_pixels) from None
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image in a known format") from None
-    # Pillow's decoders raise whatever their parsers run into on broken input.
+    # The decoders of Pillow can raise any exception on a damaged file.
     except Exception as error:
         raise ImageError(f"{name} is damaged and cannot be decoded: {error}") from error
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """The formats of ours that this Pillow was built with."""
+    """Those of FORMATS that the installed Pillow was built with."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _checked(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
-    """Refuses a bomb by the size in its header, before any of it is decoded."""
+    """Refuses an image that is too large by the size in its header, before it is decoded."""
     if image.width * image.height > max_pixels:
         raise _too_large(name, max_pixels)
     return image
 
 
 def _too_large(name: str, max_pixels: int) -> ImageError:
-    return ImageError(f"{name} has more than the {max_pixels} pixels allowed; scale it down")
+    return ImageError(f"{name} has more than the {max_pixels} pixels allowed; make it smaller")
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -216,7 +230,9 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         grey = np.clip(np.asarray(upright), 0, 65535).astype(np.uint16)
         upright = Image.fromarray((grey >> 8).astype(np.uint8))
     elif upright.mode == "F":
-        raise ImageError("an image of floating-point pixels has no known range; save it as 8-bit")
+        raise ImageError(
+            "the image has floating-point pixels, whose range is unknown; save it with 8 bits"
+        )
     if upright.has_transparency_data:
         layered = upright.convert("RGBA")
         upright = Image.new("RGBA", layered.size, "white")

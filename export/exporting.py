@@ -59,7 +59,8 @@ def export(
         calibrate: a folder of images from which int8 learns its ranges; by default the training
             half of the data set.
         certify: prove that nothing of the method is left in the model.
-        dataset, data: the data set to compare on, and where it is; by default that of the training.
+        dataset: the data set to compare on; by default that of the training.
+        data: where that data set is.
     """
     path = Path(checkpoint)
     if calibrate is not None and precision != "int8":

@@ -1,4 +1,7 @@
-"""The search service - FastAPI over an ONNX model and an index. Imports couce and index, never torch."""
+"""The search service: FastAPI over an ONNX model and an index.
+
+It imports from couce and couce.index, and never torch.
+"""
 
 from couce.server.app import create_app
 from couce.server.settings import ServerSettings

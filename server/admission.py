@@ -1,4 +1,4 @@
-"""A bounded number of images on their way through the model; the rest is told when to come back."""
+"""Limits how many images are in the server. Further requests are told when to try again."""
 
 import math
 import time
@@ -8,28 +8,32 @@ from contextlib import contextmanager
 from couce.server.http.problems import Problem
 from couce.server.prometheus import Prometheus
 
-_LATE = 1.0  # seconds
+_DECAY = 1.0  # seconds in which the count of refused requests falls to 1/e
 
 
 class Admission:
-    """Counts images from the moment they are taken until they are embedded."""
+    """Counts images from the moment they are accepted until they are embedded."""
 
     def __init__(self, limit: int, prometheus: Prometheus) -> None:
         self._limit, self._measures = limit, prometheus
         self._inside = 0
         self._interval = 0.1  # seconds between two images that leave, a running mean
-        self._left = time.monotonic()
-        self._refused = 0.0  # of late: they will be back too
-        self._when = self._left
+        self._last_left = time.monotonic()
+        # How many requests were refused lately. They will come back, too.
+        self._refused = 0.0
+        self._last_refused = self._last_left
 
     def check(self) -> None:
-        """Refuses a request while there is no room: before its body is read, and again after."""
+        """Refuses a request while there is no room.
+
+        It is called before the body of a request is read, and again after.
+        """
         if self._inside < self._limit:
             return
         self._measures.rejections.labels("overloaded").inc()
         now = time.monotonic()
-        self._refused = 1 + self._refused * math.exp((self._when - now) / _LATE)
-        self._when = now
+        self._refused = 1 + self._refused * math.exp((self._last_refused - now) / _DECAY)
+        self._last_refused = now
         seconds = math.ceil((self._inside + self._refused) * self._interval)
         raise Problem(
             "overloaded",
@@ -39,6 +43,7 @@ class Admission:
 
     @contextmanager
     def image(self) -> Iterator[None]:
+        """Counts one image for as long as the block runs."""
         self._inside += 1
         self._measures.queue.inc()
         try:
@@ -47,5 +52,5 @@ class Admission:
             self._inside -= 1
             self._measures.queue.dec()
             now = time.monotonic()
-            self._interval += 0.05 * (min(1.0, now - self._left) - self._interval)
-            self._left = now
+            self._interval += 0.05 * (min(1.0, now - self._last_left) - self._interval)
+            self._last_left = now

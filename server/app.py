@@ -1,4 +1,4 @@
-"""The application: everything is opened when it starts and closed when it stops."""
+"""The application. It opens model and index when it starts, and closes them when it stops."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -34,7 +34,10 @@ def create_app(
     ready: Callable[[], None] = lambda: None,
     failed: Callable[[Exception], None] = lambda _: None,
 ) -> FastAPI:
-    """The server as an ASGI application. ``ready`` is called once it can answer, ``failed`` if it cannot."""
+    """The server as an ASGI application.
+
+    ``ready`` is called once the server can answer, ``failed`` if it cannot start.
+    """
     chosen = settings or ServerSettings()
     prometheus = Prometheus()
 
@@ -57,7 +60,8 @@ def create_app(
         version=__version__,
         summary="Image retrieval that looks at the object, not at its background.",
         lifespan=lifespan,
-        docs_url=None,  # they would load scripts from elsewhere
+        # FastAPI's own pages would load scripts from other sites.
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -105,13 +109,15 @@ async def _open(settings: ServerSettings, prometheus: Prometheus) -> Service:
 
 
 def _described(app: FastAPI) -> dict[str, object]:
-    """FastAPI's own, without the error that it documents and we never send, and with ours."""
+    """FastAPI's description, with our error body in place of FastAPI's validation error."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
         for path in schema["paths"].values():
-            for operation in path.values():  # an address's text, which cannot be wrong
+            for operation in path.values():
+                # FastAPI adds this answer wherever there are parameters. Routes that can answer 422
+                # document it themselves. The others only take an id, for which any text is valid.
                 if "HTTPValidationError" in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
         schemas = schema["components"]["schemas"]

@@ -1,6 +1,7 @@
-"""Who may do what: keys with their roles and rates, and when a request needs one.
+"""Keys with their roles and rates, and when a request needs one.
 
-A key is 256 random bits. So its plain sha256 can be kept, which could be guessed for a password.
+A key is 256 random bits, so it is safe to store its plain sha256. The plain sha256 of a password
+would not be safe, because passwords can be guessed.
 """
 
 import fcntl
@@ -35,7 +36,7 @@ class Key(Settings):
     role: Role
     sha256: str
     rate: float | None = Field(None, gt=0)  # requests a second
-    made: float
+    made: float  # seconds since 1970
 
 
 class _File(Settings):
@@ -43,7 +44,7 @@ class _File(Settings):
 
 
 class Keys:
-    """The keys of a file, read again whenever it changes."""
+    """The keys of a file. The file is read again whenever it changes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,13 +68,17 @@ class Keys:
                 self._keys = _File.model_validate_json(self.path.read_bytes()).entries
             except ValidationError:
                 raise StorageError(
-                    f"{self.path} is damaged; put it back from a copy, or delete it and make new keys"
+                    f"{self.path} is damaged; put it back from a copy, or delete it and make new"
+                    " keys"
                 ) from None
             self._stamp = stamp
         return self._keys
 
     def find(self, token: str) -> Key | None:
-        """Every key is compared, in constant time: how long it takes says nothing."""
+        """The key with this token, or None.
+
+        Every key is compared, in constant time, so that the time taken reveals nothing.
+        """
         digest = _digest(token)
         found = None
         for key in self.all():
@@ -82,7 +87,7 @@ class Keys:
         return found
 
     def make(self, name: str, role: str, rate: float | None = None) -> str:
-        """A new key, which is told once and kept only as its hash."""
+        """Makes a key and returns its token. Only the hash of the token is stored."""
         token = f"couce_{secrets.token_urlsafe(32)}"
         key = Key.parse(
             {
@@ -105,12 +110,15 @@ class Keys:
         with self._changing() as keys:
             left = tuple(key for key in keys if key.name != name)
             if len(left) == len(keys):
-                raise CouceError(f"there is no key named {name!r}; `couce key list` has them")
+                raise CouceError(f"there is no key named {name!r}; `couce key list` shows all keys")
             self._write(left)
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[Key, ...]]:
-        """The keys of now, which nobody else changes meanwhile: a revoked one must not come back."""
+        """Locks the file and yields its keys.
+
+        Without the lock, a change at the same time could bring back a revoked key.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -127,15 +135,17 @@ class Keys:
 
 
 class Rates:
-    """A bucket for each key: so many requests a second, and as many at once."""
+    """A token bucket for each key: ``rate`` requests a second, and as many at once."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was
+        # For each name of a key: how many requests were left, and when.
+        self._buckets: dict[str, tuple[float, float]] = {}
 
     def wait(self, key: Key, share: int, now: float) -> float:
-        """Seconds until a request of this key is due; 0 if it is now, and then it counts.
+        """Seconds until this key may send a request.
 
-        ``share``: how many processes the rate is divided among.
+        0 means that it may send one now; the request is then counted. ``share``: the number of
+        processes among which the rate is divided.
         """
         if key.rate is None:
             return 0.0
@@ -150,18 +160,18 @@ class Rates:
 
 
 def refuse_open_door(settings: ServerSettings) -> None:
-    """A server that other machines can reach needs keys, unless it was told not to."""
+    """Refuses to start a server that needs keys while there is none."""
     needed = settings.keys == "required" or (settings.keys == "auto" and not settings.local)
     if needed and not Keys.in_folder(settings.state_folder).all():
         raise CouceError(
-            f"a server at {settings.host} needs keys, and there is none yet; make one with"
+            f"a server at {settings.host} needs keys, and there is none; make one with"
             f" `couce key new NAME --role admin --state {settings.state_folder}`, or serve everyone"
             " with --keys off"
         )
 
 
 class Auth:
-    """The policy of a server: whether keys are needed, and what each request may do."""
+    """Decides whether requests need a key, and what each of them may do."""
 
     def __init__(self, settings: ServerSettings, prometheus: Prometheus) -> None:
         self._settings, self._prometheus = settings, prometheus
@@ -172,16 +182,22 @@ class Auth:
     def needed(self) -> bool:
         """Whether a request needs a key."""
         if self._settings.keys == "auto":
-            # Where the last key was revoked, its file is still there: the door stays closed.
+            # If the last key was revoked, the file still exists, and keys are still needed.
             return not self._settings.local or self._keys.path.exists()
         return self._settings.keys == "required"
 
     def key_of(self, token: str | None) -> Key | None:
-        """The key that a request brings; None where none is needed. Any other is refused."""
+        """The key of a request, or None if none is needed.
+
+        A missing or unknown key, and one that sends too many requests, is refused.
+        """
         if not self.needed:
             return None
         if not token:
-            raise Problem("unauthorized", "this server needs a key, as Authorization: Bearer KEY")
+            raise Problem(
+                "unauthorized",
+                "this server needs a key; send it as the header Authorization: Bearer KEY",
+            )
         key = self._keys.find(token)
         if key is None:
             raise Problem("unauthorized", "this key is unknown")
@@ -190,14 +206,15 @@ class Auth:
             self._prometheus.rejections.labels("rate_limited").inc()
             raise Problem(
                 "rate_limited",
-                f"the key {key.name!r} may send {key.rate:g} requests a second",
+                f"the key {key.name!r} may send {key.rate:g} requests a second; try again in a moment",
                 {"Retry-After": str(math.ceil(seconds))},
             )
         return key
 
 
 _bearer = HTTPBearer(
-    auto_error=False, description="From `couce key new`; not needed on loopback by default."
+    auto_error=False,
+    description="A key from `couce key new`. The server's setting `keys` says whether one is needed.",
 )
 _Token = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
@@ -211,13 +228,16 @@ async def may_read(request: Request, token: _Token) -> Key | None:
 async def may_administer(request: Request, token: _Token) -> None:
     key = await may_read(request, token)
     if key is not None and key.role != "admin":
-        raise Problem("forbidden", f"the key {key.name!r} may only read; this needs an admin's key")
+        raise Problem("forbidden", f"the key {key.name!r} may only read; use a key with the role admin")
 
 
 async def may_change(request: Request, token: _Token) -> None:
     await may_administer(request, token)
     if request.app.state.service.settings.read_only:
-        raise Problem("forbidden", "this server was started with --read-only")
+        raise Problem(
+            "forbidden",
+            "the gallery cannot be changed, because this server was started with --read-only",
+        )
 
 
 def _digest(token: str) -> str:

@@ -1,11 +1,12 @@
-"""Images are decoded in processes of their own.
+"""Decodes images in processes of their own.
 
-What strangers send is parsed by libraries in C. A process can be ended when one takes too long, has a limit
-to its memory, and when it dies takes one request with it and not the server. Should an image take a process
-over, all that it can answer with is bytes, which are taken for pixels and never unpickled.
+Libraries written in C parse what strangers send. A process of its own can be ended when an image
+takes too long, and its memory is limited. If it dies, one request fails, but not the server. If an
+image takes control of a process, all that the process can send back is bytes. The server reads
+them as pixels, as a JPEG or as an error message, and never unpickles them.
 
-The event loop talks to each over a socket: no thread in between, which costs less than half of what a general
-process pool does.
+The event loop talks to each process over a socket, without a thread in between. This costs less
+than half of what a general process pool costs.
 """
 
 import asyncio
@@ -16,11 +17,13 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +33,12 @@ from couce.machine.allocator import keep_freed_memory
 from couce.preprocess import ImageError, Preprocess, open_image
 from couce.server.http.problems import Problem
 
-_MEMORY = 4 * 2**30  # of addresses, for one that decodes
-_ANSWER = 64 * 2**20  # bytes, at most: the pixels of the largest crop
+_MEMORY = 4 * 2**30  # most bytes of address space of a process
+_ANSWER = 64 * 2**20  # most bytes of an answer; the pixels of the largest crop are fewer
+# The first byte of an answer. _GOOD alone says that a process has started.
 _GOOD, _BAD = b"\0", b"\1"
-_KEPT = 128 * 2**20  # bytes of freed memory
-_LENGTH = struct.Struct("<Q")  # before every message
+_KEPT = 128 * 2**20  # most bytes of freed memory that a process keeps
+_LENGTH = struct.Struct("<Q")  # the length in front of every message
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -45,33 +49,37 @@ class Decoded(NamedTuple):
 
 
 class Decoder:
-    """So many ``workers`` that each have ``seconds`` for an image of up to ``max_pixels``."""
+    """Decodes in ``workers`` processes.
+
+    An image may have up to ``max_pixels`` and take up to ``seconds``.
+    """
 
     def __init__(self, workers: int, seconds: float, max_pixels: int) -> None:
         self._seconds, self._max_pixels = seconds, max_pixels
-        _context.set_forkserver_preload([__name__])  # so that a new one is there at once
+        # The fork server imports this module once, so that new processes start at once.
+        _context.set_forkserver_preload([__name__])
         self._all = [_Process() for _ in range(workers)]
         self._free: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
         for process in self._all:
             self._free.put_nowait(process)
 
     async def pixels(self, image: bytes, preprocess: Preprocess) -> Decoded:
-        """What the model is fed."""
-        found, seconds = await self._do(_pixels, image, preprocess, self._max_pixels)
+        """The pixels of an image, as the model takes them."""
+        found, seconds = await self._run(_pixels, image, preprocess, self._max_pixels)
         crop = preprocess.crop
         if len(found) != crop * crop * 3:
             raise _broken()
         return Decoded(np.frombuffer(found, np.uint8).reshape(crop, crop, 3), seconds)
 
     async def thumbnail(self, path: str, size: int) -> bytes:
-        """The image of a file as a JPEG, its longer side of ``size`` pixels at most."""
-        found, _ = await self._do(_thumbnail, path, size, self._max_pixels)
+        """The image of a file as a JPEG whose longer side has at most ``size`` pixels."""
+        found, _ = await self._run(_thumbnail, path, size, self._max_pixels)
         return found
 
-    async def _do(self, function: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
+    async def _run(self, function: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
         process = await self._free.get()
         began = time.perf_counter()
-        # Shielded: whoever leaves early must not cost the next one a process.
+        # Shielded from cancellation: a process that is left in the middle would have to be replaced.
         asking = asyncio.ensure_future(self._ask(process, pickle.dumps((function, arguments))))
         answer = await asyncio.shield(asking)
         if answer[:1] != _GOOD:
@@ -80,7 +88,8 @@ class Decoder:
 
     async def _ask(self, process: "_Process", task: bytes) -> bytes:
         try:
-            for _ in range(2):  # it may have been ended by somebody: only twice is a reason
+            # A process may also be killed from outside. So the image gets a second try.
+            for _ in range(2):
                 try:
                     await process.ready()
                     async with asyncio.timeout(self._seconds):
@@ -89,8 +98,8 @@ class Decoder:
                     await process.restart()
                     raise Problem(
                         "decode_timeout",
-                        f"the image takes more than {self._seconds:g} s to decode; save it anew, or"
-                        " smaller",
+                        f"the image takes more than {self._seconds:g} s to decode; save it again, or make"
+                        " it smaller",
                     ) from None
                 except (EOFError, OSError):
                     await process.restart()
@@ -104,19 +113,25 @@ class Decoder:
 
 
 class _Process:
+    """A process that decodes, and the socket to it."""
+
     def __init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._process = _context.Process(target=_work, args=(theirs,), daemon=True)
-        self._process.start()
+        with _without_main():
+            self._process.start()
         theirs.close()
         self._socket = ours
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Once it has begun, which is not the time of the image that waits for it."""
+        """Waits until the process has started, and returns its streams.
+
+        The time limit of an image does not include this wait.
+        """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
             await self._streams[0].readexactly(len(_GOOD))
@@ -137,26 +152,46 @@ class _Process:
 
     async def end(self) -> None:
         if self._streams is not None:
-            self._streams[1].transport.abort()  # which closes the socket
+            self._streams[1].transport.abort()  # closes the socket
         else:
             self._socket.close()
         self._process.kill()
         await asyncio.to_thread(self._process.join)
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps a new process from importing the user's script again, which would run it once more.
+
+    A decoder needs nothing of it: whoever calls :func:`create_app` in a script that trains before
+    would else train in each decoder.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _work(connection: socket.socket) -> None:
-    """Answers until the server is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the server's business
+    """Decodes one image after another until the server closes the socket."""
+    # Ctrl+C reaches this process, too, but only the server handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    keep_freed_memory(_KEPT)  # or a third of the time goes into taking it anew for each image
-    with Path(os.devnull).open("w") as nowhere:  # decoders tell of every broken image
+    # Without this, a third of the time is spent on taking the memory anew for each image.
+    keep_freed_memory(_KEPT)
+    # Some decoders print a message about every broken image.
+    with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    with suppress(OSError):  # if memory runs out this goes, and not the server
+    # If memory runs out, the kernel should end this process and not the server.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+    # This loads all decoders before the first image arrives.
     with suppress(ImageError):
-        open_image(b"")  # so that all decoders are loaded
+        open_image(b"")
     with suppress(OSError), connection, connection.makefile("rb") as file:
         connection.sendall(_GOOD)
         while head := file.read(_LENGTH.size):
@@ -169,13 +204,13 @@ def _answer(function: Callable[..., bytes], arguments: tuple[Any, ...]) -> bytes
     try:
         return _GOOD + function(*arguments)
     except MemoryError:
-        return _BAD + b"the image takes too much memory to decode; scale it down"
-    except Exception as error:  # whatever Pillow runs into
+        return _BAD + b"the image takes too much memory to decode; make it smaller"
+    except Exception as error:  # Pillow raises errors of many types
         return _BAD + str(error).encode(errors="replace")
 
 
 def _broken() -> Problem:
-    return Problem("bad_image", "the image breaks its decoder; save it anew")
+    return Problem("bad_image", "the image makes its decoder crash; save it again")
 
 
 def _pixels(image: bytes, preprocess: Preprocess, max_pixels: int) -> bytes:
@@ -183,10 +218,11 @@ def _pixels(image: bytes, preprocess: Preprocess, max_pixels: int) -> bytes:
 
 
 def _thumbnail(path: str, size: int, max_pixels: int) -> bytes:
-    try:  # read here, so that no error names its place on the disk
+    # The file is read here, so that no error message contains its path.
+    try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise ImageError(f"the picture cannot be read ({error.strerror})") from None
+        raise ImageError(f"the image cannot be read ({error.strerror})") from None
     image = open_image(content, max_pixels, size)
     image.thumbnail((size, size))
     file = BytesIO()

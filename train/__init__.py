@@ -1,4 +1,4 @@
-"""Training: settings, loop, checkpoints, and the studies and figures of what was trained."""
+"""Training: settings, loop, checkpoints, studies and figures."""
 
 from couce.train.run import Run, train
 

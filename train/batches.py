@@ -1,6 +1,6 @@
-"""Batches: which images, cropped where, are a function of seed and epoch alone.
+"""Batches for training: their images and crops depend on the seed and the epoch alone.
 
-So a resumed run sees what the uninterrupted one would have seen, whatever threads decode it.
+So a resumed run sees the same batches as an uninterrupted one, whichever threads decode them.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from couce.data.images import ImageStore
 
-_AHEAD = 2  # batches decoded while one is being trained on
+_AHEAD = 2  # how many batches are decoded while one is trained on
 
 
 class Batch(NamedTuple):
@@ -26,7 +26,8 @@ def balanced_epoch(
 ) -> list[NDArray[np.intp]]:
     """The indices of each batch of an epoch: ``images`` of each of ``classes`` random classes.
 
-    As many batches as fill the set once. A class with fewer images gives some of them twice.
+    There are as many batches as it takes to fill the set once. A class with fewer than ``images``
+    images gives some of them several times.
 
     >>> batches = balanced_epoch(np.repeat(np.arange(5), 4), classes=3, images=2, seed=0, epoch=0)
     >>> [len(batch) for batch in batches]
@@ -56,14 +57,14 @@ def training_batches(
     epoch: int,
     share: slice = slice(None),
 ) -> Iterator[Batch]:
-    """The planned batches, randomly cropped and mirrored, decoded ahead in the store's threads.
+    """The planned batches, randomly cropped and mirrored. Threads decode them ahead of time.
 
     ``share`` is the part of every batch that this process trains on.
     """
     room = store.preprocess.resize - store.preprocess.crop + 1
 
     def start(step: int) -> tuple[list[Future[NDArray[np.uint8]]], NDArray[np.intp]]:
-        # Drawn for the whole batch: each process then crops as one process would.
+        # Drawn for the whole batch, so that several processes crop as a single one would.
         rng = np.random.default_rng((seed, epoch, 1, step))
         draws = rng.integers(0, (room, room, 2), (len(plan[step]), 3))
         chosen, draws = plan[step][share], draws[share]

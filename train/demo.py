@@ -1,4 +1,4 @@
-"""The first stops of `couce demo`: pictures, and training with and without CouCE."""
+"""The first part of `couce demo`: draws images, and trains with and without CouCE."""
 
 import logging
 import time
@@ -21,18 +21,18 @@ METHODS = {"base": "base loss", "couce": "CouCE"}
 
 class Demo(NamedTuple):
     pictures: Path
-    metrics: Mapping[str, Mapping[str, float]]  # of unseen classes, by what was trained
-    run: Path  # of CouCE
+    metrics: Mapping[str, Mapping[str, float]]  # of the test half, by the name of the method
+    run: Path  # the folder of the run with CouCE
 
 
 def train_demo(folder: Path, epochs: int | None, seed: int) -> Demo:
-    """Draws the pictures, trains with and without CouCE, and measures both on unseen classes."""
+    """Draws the images, trains with and without CouCE, and measures both on the test half."""
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     pictures = write_demo(folder / "pictures")
     _contact_sheet(pictures, folder / "pictures.png")
     seconds = time.perf_counter() - start
-    log.info("64 classes of drawn pictures, in %.0f s: %s/pictures.png", seconds, folder)
+    log.info("Drew images of 64 classes in %.0f s; see %s/pictures.png", seconds, folder)
     results, run = {}, folder
     for method, name in METHODS.items():
         log.info("Training with %s", name)
@@ -43,7 +43,7 @@ def train_demo(folder: Path, epochs: int | None, seed: int) -> Demo:
 
 
 def _contact_sheet(pictures: Path, target: Path) -> None:
-    """A row for every other class, the training half on the left."""
+    """Shows every other class in a row, the training half on the left, the test half on the right."""
     gap = PIXELS + 2
     sheet = Image.new("RGB", (10 * gap, 16 * gap), "white")
     for side, half in enumerate(("train", "test")):

@@ -1,8 +1,8 @@
-"""The training loop, single device and torchrun alike.
+"""The training loop, for a single process and for torchrun.
 
-What a step does follows from the weights, the seed, the epoch and the step alone: which images, cropped
-where, intervened on how. So a run that was killed goes on from its last complete epoch and ends
-with the weights of one that was not.
+The weights, the seed, the epoch and the step determine everything that a step does: which images it
+takes, where it crops them and how MSRCI changes them. So a killed run continues from its last
+complete epoch and ends with the same weights as a run that was never killed.
 """
 
 import math
@@ -33,7 +33,7 @@ from couce.train.settings import TrainSettings
 
 
 def network_of(settings: TrainSettings) -> tuple[EmbeddingNetwork, Preprocess]:
-    """The network that a run with these settings starts from, and its preprocessing."""
+    """The network with the starting weights of a run, and its preprocessing."""
     return build_network(
         settings.backbone,
         settings.split,
@@ -58,12 +58,12 @@ class Epoch(NamedTuple):
     epoch: int  # from 1
     lr: float
     parts: dict[str, float]  # means over the epoch
-    metrics: dict[str, float]  # of the classes that choose the best; empty if not evaluated
-    best: bool  # whether this is the best so far
+    metrics: dict[str, float]  # of the classes that choose the best epoch; empty if not evaluated
+    best: bool  # whether this is the best epoch so far
 
 
 class Training:
-    """Everything that a checkpoint holds, and the loop over it."""
+    """The state that a checkpoint holds, and the training loop."""
 
     def __init__(
         self,
@@ -72,7 +72,8 @@ class Training:
         chooser: ImageStore,
         folder: Path,
         processes: Processes,
-        data: Mapping[str, Any] | None = None,  # how to open the set again, for the record
+        # The arguments that open the data set again; they are kept in the checkpoint.
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings, self.train, self.chooser = settings, train, chooser
         self.data = dict(data or {})
@@ -82,7 +83,8 @@ class Training:
         self.network = network_of(settings)[0].on(self.device)
         self.views = Views(self.network)
         if settings.compile:
-            self.views.compile()  # once: what an epoch changes in it is guarded by torch itself
+            # Once is enough: torch compiles again by itself when an epoch changes the module.
+            self.views.compile()
         self.average: AveragedModel | None = None
         if settings.average:
             span = settings.average * settings.epochs * len(self._plan(0))  # steps
@@ -98,11 +100,11 @@ class Training:
         self.optimiser = torch.optim.Adam(groups)
         self.half = _half_type(self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.half == torch.float16)
-        self.epoch = 0  # how many are complete
+        self.epoch = 0  # the number of complete epochs
         self.best = {"epoch": 0, "R@1": -1.0}
 
     def __iter__(self) -> Iterator[Step | Epoch]:
-        """Trains from the first incomplete epoch to the last, telling of each step and epoch."""
+        """Trains from the first incomplete epoch to the last, and yields each step and epoch."""
         settings, labels = self.settings, self.train.split.labels
         normalise = Normalise(self.train.preprocess).to(self.device)
         for epoch in range(self.epoch, settings.epochs):
@@ -146,7 +148,7 @@ class Training:
         )
 
     def _prepare(self, epoch: int) -> nn.Module:
-        """Rates, what learns and what is frozen in this epoch."""
+        """Sets learning rates and what is frozen in this epoch. Returns the module to train."""
         settings, backbone = self.settings, self.network.backbone
         decay = settings.lr_gamma ** (epoch // settings.lr_step)
         for group, rate in zip(
@@ -161,7 +163,7 @@ class Training:
         if settings.freeze == "stage1":
             backbone.stage1.eval()
         if settings.freeze_statistics:
-            backbone.eval()  # BatchNorm is all that differs
+            backbone.eval()  # in a backbone, this changes BatchNorm alone
         self.views.intervention = self.objective.intervention
         self.views.mixed = self.objective.mixed
         if settings.freeze == "stage1":
@@ -171,7 +173,7 @@ class Training:
         return self.views
 
     def _factors(self, batch: int, epoch: int, step: int, share: slice) -> Tensor | None:
-        """MSRCI's draw for the whole batch, of which each process takes its share."""
+        """MSRCI's random factors: drawn for the whole batch, of which each process takes its share."""
         msrci = self.objective.intervention
         if msrci is None:
             return None
@@ -187,7 +189,7 @@ class Training:
         return tensor
 
     def _finish(self, parts: dict[str, float]) -> Epoch:
-        """Evaluates and saves. The leading process does both, the others wait for it."""
+        """The leading process evaluates and saves. The other processes wait for it."""
         metrics: dict[str, float] = {}
         best = False
         if self.processes.leads:
@@ -204,7 +206,7 @@ class Training:
 
     @property
     def result(self) -> EmbeddingNetwork:
-        """What is evaluated, saved and exported."""
+        """The network that is evaluated, saved and exported: the running mean, if there is one."""
         return self.network if self.average is None else cast(EmbeddingNetwork, self.average.module)
 
     def state(self, metrics: dict[str, float]) -> dict[str, Any]:
@@ -225,13 +227,17 @@ class Training:
         }
 
     def resume(self, content: dict[str, Any]) -> None:
-        """Goes on from what :meth:`state` gave."""
+        """Continues from the content of a checkpoint, as :meth:`state` returned it."""
         if content["classes"] != list(self.train.split.names):
-            raise CouceError("the checkpoint was trained on other classes than this data set has")
+            raise CouceError(
+                "the checkpoint was trained on other classes than this data set has; give the"
+                " folder of its own data set with --data"
+            )
         self.network.load_state_dict(content.get("learning") or content["network"])
         if self.average is not None:
             self.average.module.load_state_dict(content["network"])
-            self.average.n_averaged.fill_(1)  # it has begun; how long ago does not matter to it
+            # With 0, the next update would only copy the weights. Any other number has the same effect.
+            self.average.n_averaged.fill_(1)
         self.objective.load_state_dict(content["objective"])
         self.optimiser.load_state_dict(content["optimiser"])
         self.scaler.load_state_dict(content["scaler"])
@@ -240,7 +246,7 @@ class Training:
     def _not_finite(self, epoch: int, step: int, parts: dict[str, float]) -> str:
         last = self.folder / "last.pt"
         listed = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-        kept = f"the last good checkpoint is {last}" if last.exists() else "no epoch was complete"
+        kept = f"the last good checkpoint is {last}" if last.exists() else "no epoch was completed"
         return (
             f"the loss is not finite in epoch {epoch + 1}, step {step + 1} ({listed}); {kept};"
             " lower lr or proxy_lr"
@@ -248,7 +254,7 @@ class Training:
 
 
 class Views(nn.Module):
-    """Both views of a batch in one ``forward``, which is what DistributedDataParallel watches."""
+    """Computes both views of a batch in one ``forward``, as DistributedDataParallel requires."""
 
     def __init__(self, network: EmbeddingNetwork) -> None:
         super().__init__()
@@ -267,7 +273,7 @@ class Views(nn.Module):
 
 
 def _half_type(device: torch.device) -> torch.dtype | None:
-    """What autocast uses on CUDA. Never on a CPU: bfloat16 there crashes on some machines."""
+    """The type of autocast on CUDA. None on a CPU, where bfloat16 crashes on some machines."""
     if device.type != "cuda":
         return None
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16

@@ -1,4 +1,4 @@
-"""One process or several (torchrun): who works on what, and how the batch is gathered."""
+"""The processes of torchrun: which share of a batch each one works on, and how it is gathered."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from couce.machine.device import choose_device
 
 
 class Processes:
-    """The processes of this run. Alone, every method does nothing."""
+    """The processes of this run. A single process has the whole batch and waits for no other."""
 
     def __init__(self) -> None:
         self.count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -25,25 +25,25 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes and evaluates."""
+        """Whether this is the leading process, which evaluates and writes files."""
         return self.rank == 0
 
     def device(self, wanted: str) -> torch.device:
-        """The device of this process: on a machine with several GPUs, each process has its own."""
+        """The device of this process. With several GPUs, each process has its own."""
         return choose_device(wanted, self.local_rank)
 
     def share(self, batch: int) -> slice:
         """The part of a batch that this process works on."""
         if batch % self.count:
             raise CouceError(
-                f"a batch of {batch} cannot be shared by {self.count} processes;"
+                f"a batch of {batch} images cannot be divided evenly among {self.count} processes;"
                 " change batch_classes or batch_images"
             )
         each = batch // self.count
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def gather(self, x: Tensor) -> Tensor:
-        """The rows of all processes in order of rank, with gradients to where they came from."""
+        """The rows of all processes in order of rank. Gradients flow to this process's own rows."""
         return x if self.count == 1 else _Gather.apply(x, self.rank, self.count)
 
     def wait(self) -> None:
@@ -52,7 +52,7 @@ class Processes:
 
     @contextmanager
     def leader_first(self) -> Iterator[None]:
-        """The others enter when the leading process has left."""
+        """The other processes enter after the leading process has left."""
         if not self.leads:
             self.wait()
         yield
@@ -67,9 +67,9 @@ class Processes:
 class _Gather(torch.autograd.Function):
     """Concatenates the rows of all processes.
 
-    Each of them goes on to compute the same loss of the whole batch, so its own rows' gradient is
-    complete and needs no communication. DistributedDataParallel then averages what are parts of a
-    sum: hence the factor.
+    Each process then computes the same loss of the whole batch. So the gradient of its own rows is
+    complete and needs no communication. DistributedDataParallel averages the gradients of the
+    processes, although they are parts of a sum. The factor ``count`` makes up for this.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What is told of a training: a bar on a terminal, a line an epoch elsewhere, and the records."""
+"""The progress of a training: a bar on a terminal, a line for each epoch, and the log files."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from couce.train.loop import Epoch, Step
 
 
 class TrainingProgress:
-    """Shows steps and epochs, and writes them to ``log.jsonl`` and TensorBoard's events."""
+    """Shows steps and epochs, and writes ``log.jsonl`` and the event files of TensorBoard."""
 
     def __init__(self, folder: Path, epochs: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
@@ -46,7 +46,7 @@ class TrainingProgress:
         self._closing.close()
 
     def print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)  # a path is never broken
+        self._console.print(text, soft_wrap=True)  # no line breaks within paths
 
     def step(self, step: Step) -> None:
         self._images += step.images

@@ -1,4 +1,4 @@
-"""A training from its settings to its result: data, run folder, loop, final evaluation."""
+"""A training run: its data, its folder, the loop and the final evaluation."""
 
 import json
 import platform
@@ -28,10 +28,11 @@ from couce.train.settings import TrainSettings, resolve
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training. Where a path is expected, it stands for its best checkpoint."""
+    """A finished training. Where a path is expected, a run stands for its best checkpoint."""
 
     folder: Path
-    # "last" and "best": R@1, 2, 4, 8, RP, MAP@R and NMI. Empty in a process that does not lead.
+    # For the epochs "last" and "best": R@1, 2, 4, 8, RP, MAP@R and NMI. With torchrun, only the
+    # leading process has them; in the others this is empty.
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
@@ -48,17 +49,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on."""
+    """The data set to train on."""
 
     name: str
     root: Path | None = None
     train_classes: int | None = None
-    confounding: float | None = None  # None: the demo set's own default
+    confounding: float | None = None  # None: the default of the demo set
     allow_missing: bool = False
 
     @property
     def opening(self) -> dict[str, Any]:
-        """The arguments of :func:`open_dataset`, in plain values."""
+        """The arguments of :func:`open_dataset`, as values that a checkpoint can hold."""
         return {
             "name": self.name,
             "root": None if self.root is None else str(self.root),
@@ -68,7 +69,10 @@ class Data:
 
     @classmethod
     def of_run(cls, folder: Path, given: "Data") -> "Data":
-        """The data of the run in ``folder``; ``given`` may only say where it is now."""
+        """The data of the run in ``folder``.
+
+        ``given`` may only change where it is, and whether images may be missing.
+        """
         path = folder / "environment.json"
         try:
             content = json.loads(path.read_text())
@@ -78,14 +82,16 @@ class Data:
             )
         except (OSError, ValueError, TypeError, KeyError):
             raise CouceError(
-                f"the run in {folder} cannot be resumed: {path} does not say what its data are"
+                f"the run in {folder} cannot be resumed: {path} does not name its data set"
             ) from None
         plugins.check_plugins(content.get("plugins", {}), f"the run in {folder}")
         for name in ("name", "train_classes", "confounding"):
-            said, own = getattr(given, name), getattr(kept, name)
-            if said is not None and said != own:
+            wanted, own = getattr(given, name), getattr(kept, name)
+            if wanted is not None and wanted != own:
+                label = "data set" if name == "name" else name.replace("_", " ")
                 raise CouceError(
-                    f"the run in {folder} was started with {name.replace('_', ' ')} {own}, not {said}"
+                    f"the run in {folder} was started with {label} {own}, not {wanted};"
+                    " a run continues with its own data"
                 )
         return replace(
             kept,
@@ -128,8 +134,15 @@ def train(
         preset: paper, or cpu: smaller images and a smaller backbone.
         config: a TOML file of settings.
         settings: single settings by their dotted names, as ``{"odba.capacity": 4096}``.
-        loss, backbone, weights, epochs, seed, device, cache, validate_classes: settings with a name
-            of their own; they win over all others.
+        loss: the base loss; proxy-an by default. This and the next seven are settings too, and win
+            over ``settings`` and ``config``.
+        backbone: the backbone; by default that of the preset.
+        weights: the starting weights: pretrained, none (random), or a file.
+        epochs: how many epochs.
+        seed: of all random numbers.
+        device: auto, cpu or cuda.
+        cache: where decoded images are kept: none, ram or disk.
+        validate_classes: the share of training classes held out to choose the best epoch.
         data: where the data set is, if it is not in ``data/NAME``.
         train_classes: how many classes of a folder without halves are the training half.
         confounding: how far the backgrounds of the demo set tell the class; 0.9 by default.
@@ -154,7 +167,10 @@ def train(
         resolved = resolve(dataset, preset, method, _path(config), settings or {}, options)
         folder = _path(out) or _new_folder(Path("runs"), Path(dataset).stem)
         if (folder / "last.pt").exists():
-            raise CouceError(f"{folder} holds a run already; --resume {folder} continues it")
+            raise CouceError(
+                f"{folder} already holds a run; continue it with --resume {folder},"
+                " or name another folder with --out"
+            )
     else:
         folder = Path(resume)
         resolved = _resumed(folder, config, settings, options)
@@ -163,17 +179,17 @@ def train(
 
 
 def run_training(data: Data, settings: TrainSettings, folder: Path, resume: bool = False) -> Run:
-    """Trains into ``folder`` and evaluates the last and the best epoch."""
+    """Trains, evaluates the last and the best epoch, and writes all files to ``folder``."""
     processes = Processes()
     try:
         return Run(folder, _train(data, settings, folder, resume, processes))
     except torch.cuda.OutOfMemoryError:
         raise CouceError(
-            "the GPU's memory is full; lower batch_classes or batch_images, or resize and crop"
+            "the memory of the GPU is full; lower batch_classes or batch_images, or resize and crop"
         ) from None
     except KeyboardInterrupt:
         raise CouceError(
-            f"stopped; continue with `couce train {data.name} --resume {folder}`"
+            f"the training was stopped; continue it with `couce train {data.name} --resume {folder}`"
         ) from None
     finally:
         processes.close()
@@ -182,7 +198,7 @@ def run_training(data: Data, settings: TrainSettings, folder: Path, resume: bool
 def _train(
     data: Data, settings: TrainSettings, folder: Path, resume: bool, processes: Processes
 ) -> dict[str, dict[str, float]]:
-    with processes.leader_first():  # the leading process draws the demo set, the others find it
+    with processes.leader_first():  # the leading process draws the demo set
         found = open_dataset(**data.opening)
     if not data.allow_missing:
         check_counts(found)
@@ -229,13 +245,16 @@ def _train(
 
 
 def _hold_out(train: Split, settings: TrainSettings) -> tuple[Split, Split | None]:
-    """The classes to learn from, and those held out to choose the best epoch by, if any."""
+    """The classes to learn from, and the held-out classes if there are any."""
     if not settings.validate_classes:
         return train, None
     classes = len(train.names)
     count = max(2, round(settings.validate_classes * classes))
     if classes - count < 2:
-        raise CouceError(f"{classes} training classes are too few to hold {count} of them out")
+        raise CouceError(
+            f"{classes} training classes are too few to hold {count} of them out;"
+            " lower validate_classes"
+        )
     if settings.validate_from is None:
         chosen = np.random.default_rng((settings.seed, 3)).choice(classes, count, replace=False)
     else:
@@ -250,7 +269,7 @@ def _hold_out(train: Split, settings: TrainSettings) -> tuple[Split, Split | Non
 
 
 def _describe(folder: Path, data: Data, settings: TrainSettings, training: Training) -> None:
-    """The settings as used, the data and the environment, beside the checkpoints."""
+    """Writes the settings, the data and the environment beside the checkpoints."""
     (folder / "config.toml").write_text(settings.to_toml())
     images = {
         "train": len(training.train.split.paths),
@@ -286,10 +305,10 @@ def _resumed(
     settings: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> TrainSettings:
-    """The run's own settings: others would make it another run. Only its length may change."""
+    """The settings of the run in ``folder``. Only the number of epochs may change."""
     path = folder / "config.toml"
     if not path.exists():
-        raise CouceError(f"{folder} holds no run that could be resumed: {path} is missing")
+        raise CouceError(f"{folder} holds no run that can be resumed: {path} is missing")
     given = {key for key, value in options.items() if value is not None} - {"epochs"}
     if config is not None or settings or given:
         raise CouceError("a run continues with its own settings; with --resume give only --epochs")

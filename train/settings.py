@@ -15,7 +15,10 @@ from couce.method.settings import MethodSettings
 
 
 class TrainSettings(MethodSettings):
-    """The paper's training. ``odba``, ``msrci`` and ``covariance`` are the method's own groups."""
+    """The settings of a run. The defaults are those of the paper where the paper gives them.
+
+    The groups ``odba``, ``msrci`` and ``covariance`` come from :class:`MethodSettings`.
+    """
 
     backbone: str = "resnet50"
     split: str | None = None  # where MSRCI intervenes; None: the backbone's default
@@ -24,7 +27,7 @@ class TrainSettings(MethodSettings):
     pooling: Literal["avg", "avg+max"] = "avg"
     loss: str = "proxy-an"
     loss_options: dict[str, float] = Field(default_factory=dict)
-    resize: int | None = None  # pixels; None: what the backbone wants
+    resize: int | None = None  # pixels; None: what the backbone needs
     crop: int | None = None
 
     epochs: int = Field(80, ge=1)
@@ -33,23 +36,23 @@ class TrainSettings(MethodSettings):
     lr: float = Field(1e-4, gt=0)  # backbone and head
     weight_decay: float = Field(1e-4, ge=0)
     proxy_lr: float = Field(1e-2, gt=0)
-    lr_step: int = Field(10, ge=1)  # epochs between two steps of the rate
+    lr_step: int = Field(10, ge=1)  # both learning rates are lowered once in so many epochs
     lr_gamma: float = Field(0.5, gt=0, le=1)
     warmup: int = Field(5, ge=0)  # epochs in which only head and proxies learn
-    clip: float = Field(10.0, gt=0)  # of gradient values
-    # The share of the run over which a running mean of the weights is taken; 0: none. The mean is
-    # then what is evaluated, saved and exported. Its momentum is 1 − 1/(steps of that share).
+    clip: float = Field(10.0, gt=0)  # the largest absolute value of a gradient
+    # The share of the run over which a running mean of the weights is taken; 0: no mean. This mean
+    # is then evaluated, saved and exported. Its momentum is 1 − 1/(steps of that share).
     average: float = Field(0.0, ge=0, lt=1)
     freeze: Literal["none", "stage1"] = "none"  # stage1: no gradients are computed there
-    freeze_statistics: bool = True  # of BatchNorm
+    freeze_statistics: bool = True  # BatchNorm keeps the statistics of the starting weights
 
     validate_classes: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out
-    # The first of the held-out classes, counted from 1; the others follow it by name. None: they
-    # are drawn at random by the seed.
+    # The number of the first held-out class, counted from 1. The others follow it in the order of
+    # their names. None: the classes are drawn at random by the seed.
     validate_from: int | None = Field(None, ge=1)
-    # false: the test half is not used, and the result is that of the held-out classes.
+    # False: the test half is not evaluated, and the result is that of the held-out classes.
     test: bool = True
-    evaluate_every: int = Field(1, ge=1)  # epochs
+    evaluate_every: int = Field(1, ge=1)  # the metrics are measured once in so many epochs
     seed: int = 0
     device: str = "auto"
     cache: Literal["none", "ram", "disk"] = "none"  # of decoded, resized images
@@ -69,11 +72,11 @@ class TrainSettings(MethodSettings):
         return self
 
     def to_toml(self) -> str:
-        """These settings as a file for ``--config``; what is None is left out, as its default is."""
+        """These settings as a TOML file for ``--config``. TOML has no null: None is left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-# Later ones win: the data set's, the backbone's, the preset's, then what the user says.
+# Recipes. Later ones win: data set, backbone, preset, method, and then the user's settings.
 _DATASETS: dict[str, dict[str, Any]] = {
     "sop": {"batch_classes": 60, "batch_images": 2, "lr_step": 20, "freeze_statistics": False},
     "demo": {
@@ -119,9 +122,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "covariance": ABLATIONS["base"]["covariance"],
     },
 }
-# Where BatchNorm's statistics are not frozen, they must be those of clean maps, which the exported
-# model will see: so couce-plus trains on both views, not on the intervened view alone. A network
-# with random starting weights needs to learn from clean maps too.
+# If the statistics of BatchNorm are not frozen, they must be those of clean maps, because the
+# exported model sees clean maps. So couce-plus then trains on both views instead of the intervened
+# view alone. A network with random starting weights needs to learn from clean maps as well.
 _FREE_STATISTICS: dict[str, dict[str, Any]] = {"couce-plus": {"msrci": {"supervise": "both"}}}
 
 
@@ -135,8 +138,8 @@ def resolve(
 ) -> TrainSettings:
     """The settings of a run: recipes, then a TOML file, then ``assignments``, then named options.
 
-    ``assignments`` are values by dotted names, as ``{"odba.capacity": 4096}``. ``options`` that are
-    None are left as they are.
+    What comes later wins. ``assignments`` are values by dotted names, such as
+    ``{"odba.capacity": 4096}``. An option that is None counts as not given.
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
@@ -161,7 +164,7 @@ def resolve(
 
 
 def meaning(dataset: str, method: str) -> str:
-    """What the names in a command stand for, as text: the defaults and the recipes of this version."""
+    """The defaults and recipes that the names in a command stand for in this version, as text."""
     of_method = [METHODS.get(method), _FREE_STATISTICS.get(method)]
     recipes = [_DATASETS.get(dataset), _BACKBONES, PRESETS, *of_method]
     return json.dumps([TrainSettings().model_dump(mode="json"), *recipes])
@@ -181,11 +184,13 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CouceError(f"the settings in {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CouceError(f"{path} is not TOML: {error}") from None
+        raise CouceError(f"{path} is not a valid TOML file: {error}") from None
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """``odba.capacity=4096`` as a value by its dotted name. What is not TOML is taken as a word.
+    """Values by dotted names, from texts such as ``odba.capacity=4096``.
+
+    A value that is not TOML is taken as a string.
 
     >>> parse_assignments(["odba.capacity=4096", "msrci.scope=channel"])
     {'odba.capacity': 4096, 'msrci.scope': 'channel'}

@@ -1,4 +1,4 @@
-"""The audit: how far a model's retrieval depends on light, frame, sharpness and background."""
+"""The audit: how much a model's retrieval depends on light, frame, sharpness and background."""
 
 from couce.audit.command import audit
 from couce.callable import make_callable

@@ -37,7 +37,10 @@ def audit(
 
     Args:
         models: checkpoints (.pt), ONNX models or folders of runs. All see the same pictures.
-        dataset, data, train_classes, confounding: as for :func:`couce.evaluate.evaluate`.
+        dataset: the data set whose test half is searched, as for ``couce.evaluate``.
+        data: where the data set is, if it is not in ``data/NAME``.
+        train_classes: how many classes of a folder without halves are the training half.
+        confounding: how far the backgrounds of the demo set tell the class.
         limit: how many queries at most.
         gallery: about how many images to search in; whole classes are taken.
         size: pixels of the shorter side at which pictures are changed.
@@ -66,6 +69,6 @@ def audit(
 
 
 def background_names(data: DataSet, split: Split) -> list[str] | None:
-    """The name of each picture's background, where it is known: in the demo set."""
+    """The name of each image's background in the demo set; None for other sets."""
     plan = demo_plan(data)
     return None if plan is None else [example_of(path, plan).background for path in split.paths]

@@ -1,7 +1,8 @@
-"""Changes to a picture that are not to change what it shows, and their strengths.
+"""Changes of an image that leave what it shows, and their strengths.
 
-Each takes RGB pixels (H, W, 3), a random generator and a strength: 1 is the audit's, 0 changes nothing.
-Lengths are shares of the picture's shorter side, so that a strength means the same at every size.
+Each takes RGB pixels (H, W, 3), a random generator and a strength. The audit uses the strength 1,
+and 0 changes nothing. Lengths are shares of the image's shorter side, so that a strength means the
+same at every size.
 """
 
 import io
@@ -27,10 +28,11 @@ class Intervention(NamedTuple):
 
 
 def scale_ring(pixels: Pixels, rng: Rng, strength: float, ring: int) -> Pixels:
-    """The amplitudes of one of three rings of the spectrum times 0.5 or 1.5, phases as they were.
+    """Multiplies the amplitudes of one of three rings of the spectrum by 0.5 or 1.5.
 
-    Rings as MSRCI's: of equal width up to the Nyquist frequency, the corners in the outermost. The mean
-    stays (that would be brightness); all colours share the draw. Clipping to 0-255 comes after.
+    The phases are kept. The rings are those of MSRCI: they have equal width up to the Nyquist
+    frequency, and the corners belong to the outermost. The mean is kept, because changing it would
+    change the brightness. All colours share the draw. The result is clipped to 0-255.
     """
     factor = 1 + _sign(rng) * 0.5 * strength
     height, width = pixels.shape[:2]
@@ -47,7 +49,7 @@ def brightness(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
 
 
 def tint(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
-    """Red, green and blue each times 0.7 to 1.3, as light of another colour does."""
+    """Multiplies red, green and blue by 0.7 to 1.3 each, as light of another colour does."""
     return _clipped(pixels * (1 + rng.uniform(-0.3, 0.3, 3) * strength))
 
 
@@ -57,7 +59,7 @@ def saturation(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
 
 
 def hue(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
-    """Colours turned by 60° either way around the grey axis (Rodrigues' formula)."""
+    """Turns the colours by 60° in either direction around the grey axis (Rodrigues' formula)."""
     angle = _sign(rng) * np.pi / 3 * strength
     cos, sin = np.cos(angle), np.sin(angle) / np.sqrt(3)
     turn = cos * np.eye(3) + (1 - cos) / 3
@@ -70,13 +72,13 @@ def grey(pixels: Pixels, _: Rng, strength: float) -> Pixels:
 
 
 def blur(pixels: Pixels, _: Rng, strength: float) -> Pixels:
-    """Gaussian, σ 1 % of the shorter side."""
+    """A Gaussian blur with a σ of 1 % of the shorter side."""
     radius = 0.01 * min(pixels.shape[:2]) * strength
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def jpeg(pixels: Pixels, _: Rng, strength: float) -> Pixels:
-    """Quality 20 at full strength; none, not even 100, at 0."""
+    """JPEG compression of quality 20 at the strength 1, and no compression at 0."""
     if strength == 0:
         return pixels
     file = io.BytesIO()
@@ -85,7 +87,7 @@ def jpeg(pixels: Pixels, _: Rng, strength: float) -> Pixels:
 
 
 def crop(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
-    """A part of 0.8 of each side, anywhere, at the size of the whole."""
+    """Cuts out 0.8 of each side at a random place and enlarges it to the size of the image."""
     height, width = pixels.shape[:2]
     lost = 0.2 * strength
     left, top = rng.uniform(0, lost, 2)
@@ -97,7 +99,7 @@ def crop(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
 
 
 def shift(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
-    """By 0.15 of the shorter side in any direction; what comes in is mirrored."""
+    """Shifts by 0.15 of the shorter side in a random direction, mirroring the image at the edge."""
     angle = rng.uniform(0, 2 * np.pi)
     length = 0.15 * min(pixels.shape[:2]) * strength
     down, right = round(length * np.sin(angle)), round(length * np.cos(angle))
@@ -140,20 +142,20 @@ def _clipped(values: NDArray[np.floating]) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-# Backgrounds: these take masks (H, W), from 0 to 1 where it is wholly the object.
+# Changes of the background. They take a mask (H, W) of the object, from 0 to 1.
 
 
 def paste(pixels: Pixels, mask: NDArray[np.float64], background: Pixels) -> Pixels:
-    """The object of ``pixels`` before another background; where the mask is 1, to the pixel the same."""
+    """The object of ``pixels`` before another background. Where the mask is 1, no pixel changes."""
     weight = mask[..., None]
     return _clipped(pixels * weight + background * (1 - weight))
 
 
 def without_object(pixels: Pixels, mask: NDArray[np.float64]) -> Pixels:
-    """The background with the object painted over: each pixel by the nearest background around it.
+    """The image with the object painted over in the colours of the background around it.
 
-    The mask is widened by 2 % first, as its edge shows the object still. Filled from coarse to fine
-    (push-pull, Gortler et al., 1996): smooth, and without a trace of the outline.
+    The mask is widened by 2 % first, because its edge still shows the object. The fill goes from
+    coarse to fine (push-pull, Gortler et al., 1996), so that it is smooth and shows no outline.
     """
     reach = max(1, round(0.02 * min(mask.shape)))
     wide = np.asarray(
@@ -165,7 +167,7 @@ def without_object(pixels: Pixels, mask: NDArray[np.float64]) -> Pixels:
 
 
 def _push_pull(colours: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``colours`` (H, W, 3) where ``known`` (H, W) is 1, and elsewhere what is known around."""
+    """``colours`` (H, W, 3) where ``known`` (H, W) is 1, elsewhere the known colours around."""
     height, width = known.shape
     if max(height, width) <= 2 or known.min() >= 1:
         total = known.sum()

@@ -1,10 +1,11 @@
-"""Where the object of a picture is: drawn (demo), annotated (a folder of masks), or estimated.
+"""Masks of the object in an image: drawn (demo set), annotated (a folder of masks), or estimated.
 
-The estimate needs no model and no download. What lies at the border of a picture is taken for background:
-pixels count as object by how far their colour is from the border's colours and by how near they are to
-the centre; then, a few times over, the colours of object and background are counted anew and each pixel is
-judged by them, its place and its neighbours, as GrabCut does (Rother et al., 2004), with histograms and a
-blur in the place of mixtures and cuts. It finds one compact thing near the centre, roughly.
+The estimate needs no model and no download. It takes the border of the image for background. At
+first, a pixel counts as object if its colour is far from the colours of the border and if it is near
+the centre. Then, in a few rounds, the colours of object and background are counted, and each pixel
+is judged again by its colour, its place and its neighbours. GrabCut (Rother et al., 2004) works in
+the same way, with mixture models instead of histograms and graph cuts instead of a blur. The
+estimate is rough and finds one compact object near the centre.
 """
 
 from collections.abc import Callable
@@ -22,21 +23,21 @@ from couce.errors import CouceError
 from couce.preprocess import open_image
 
 _SIDE = 96  # pixels of the longer side at which masks are estimated
-_LEVELS = 12  # of each colour in the histograms
+_LEVELS = 12  # how many levels each colour has in the histograms
 _ROUNDS = 3
 
 
 class Masks(NamedTuple):
-    """``of(path, image)`` is the mask of a picture, mode L and of its size: 255 is wholly object."""
+    """``of(path, image)`` is the mask of an image, of its size and in mode L: 255 is the object."""
 
     kind: str
     of: Callable[[Path, Image.Image], Image.Image]
 
 
 def open_masks(data: DataSet, folder: Path | None = None) -> Masks:
-    """Masks from ``folder``; else the demo set's own, CUB's ``segmentations/``, or an estimate.
+    """Masks from ``folder``. Without one, from the demo set, CUB's ``segmentations/`` or estimates.
 
-    A folder holds ``CLASS/NAME.png`` for ``CLASS/NAME.jpg``: white where the object is.
+    A folder has ``CLASS/NAME.png`` for the image ``CLASS/NAME.jpg``, white where the object is.
     """
     if folder is not None:
         if not folder.is_dir():
@@ -55,7 +56,7 @@ def open_masks(data: DataSet, folder: Path | None = None) -> Masks:
 
 
 def demo_plan(data: DataSet) -> list[Example] | None:
-    """What the pictures of a demo set show; None for any other set, whatever it is called."""
+    """What the images of a demo set show; None if ``data`` is not a demo set."""
     try:
         return read_plan(data.root) if data.root.is_dir() else None
     except CouceError:
@@ -66,15 +67,14 @@ def _from_folder(folder: Path) -> Callable[[Path, Image.Image], Image.Image]:
     def read(path: Path, image: Image.Image) -> Image.Image:
         found = folder / path.parent.name / f"{path.stem}.png"
         if not found.is_file():
-            raise CouceError(f"{path} has no mask: {found} is missing")
+            raise CouceError(f"the image {path} has no mask; add {found}")
         mask = open_image(found).convert("L")
         brightest = int(np.asarray(mask).max())
-        if (
-            0 < brightest < 128
-        ):  # the numbers of classes, say, which would all be taken for background
+        # The mask may have class numbers, which would all count as background.
+        if 0 < brightest < 128:
             raise CouceError(
-                f"the mask {found} has nothing brighter than {brightest}; in masks 255 is object and 0"
-                " background"
+                f"the brightest pixel of the mask {found} is {brightest}; save masks with 255 for"
+                " the object and 0 for the background"
             )
         return mask.resize(image.size)
 
@@ -99,14 +99,14 @@ def estimate_mask(image: Image.Image) -> Image.Image:
         odds = evidence / (1 - evidence) * place / (1 - place)
         belief = ndimage.gaussian_filter(odds / (1 + odds), 1.5)
     found = _largest(belief > 0.5)
-    if not 0.02 < found.mean() < 0.8:  # nothing stands out: the middle of the picture
+    if not 0.02 < found.mean() < 0.8:  # no object stands out, so the middle of the image is taken
         found = place > np.quantile(place, 0.65)
     soft = np.clip(ndimage.gaussian_filter(found * 255.0, 0.7), 0, 255).astype(np.uint8)
     return Image.fromarray(soft).resize(image.size, Image.Resampling.BILINEAR)
 
 
 def _place(height: int, width: int) -> NDArray[np.float64]:
-    """How likely an object is at each pixel before any is looked at: 0.48 in the centre, 0.03 in corners."""
+    """The prior probability (H, W) of the object: 0.48 in the centre, 0.03 in the corners."""
     y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None, :]
     return 0.03 + 0.45 * np.exp(-((x**2 + y**2) ** 1.5) * 1.2)
 
@@ -121,7 +121,7 @@ def _far_from_border(colours: NDArray[np.float64]) -> NDArray[np.float64]:
     centres = samples[np.argsort(samples[:, 0], kind="stable")][
         np.linspace(0, len(samples) - 1, 6).round().astype(int)
     ]
-    for _ in range(8):  # k-means, started at spread levels of brightness
+    for _ in range(8):  # k-means, starting at different levels of brightness
         nearest = np.argmin(_squares(samples, centres), axis=1)
         centres = np.stack(
             [
@@ -129,9 +129,8 @@ def _far_from_border(colours: NDArray[np.float64]) -> NDArray[np.float64]:
                 for n, centre in enumerate(centres)
             ]
         )
-    own = (
-        _squares(samples, centres).min(axis=1).mean() + 25.0
-    )  # how far border pixels are themselves
+    # How far the pixels of the border themselves are from the main colours.
+    own = _squares(samples, centres).min(axis=1).mean() + 25.0
     distances = _squares(colours.reshape(-1, 3), centres).min(axis=1).reshape(height, width)
     return 1 - np.exp(-distances / (2 * own))
 
@@ -141,14 +140,14 @@ def _squares(rows: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray
 
 
 def _histogram(bins: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of each colour bin, smoothed over its neighbours; none is quite 0."""
+    """The share of each colour bin, smoothed over its neighbours and never exactly 0."""
     counts = np.bincount(bins, weights.ravel(), _LEVELS**3).reshape((_LEVELS,) * 3)
     smooth = ndimage.gaussian_filter(counts, 0.8).ravel()
     return smooth / smooth.sum() + 1e-5
 
 
 def _largest(found: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The largest piece, and others at least a quarter of its size, without holes."""
+    """The largest piece and those of at least a quarter of its size, with their holes filled."""
     pieces, count = ndimage.label(found)
     if not count:
         return found

@@ -1,9 +1,10 @@
-"""`couce audit`: how much of a model's retrieval hangs on what should not matter.
+"""`couce audit`: how much the retrieval of a model depends on things that should not matter.
 
-Pictures of the test half are changed one way at a time (:mod:`interventions`, and their backgrounds by
-:mod:`masks`) and searched in the gallery of the unchanged others: only the query is intervened on, as a
-user's photo is. Neither its own original nor the two pictures that lend it a background are among what can
-be found, in any row: they would be found by what was pasted. Every model sees the same changed pictures.
+Each query image of the test half is changed in one way at a time and searched among the unchanged
+images. The changes are those of :mod:`interventions`, and changes of the background with
+:mod:`masks`. Only the query is changed, because in practice only the query comes from a user. Three
+images can never be found, in any row: the original of the query and the two images that lend it a
+background. They would be found because of what was pasted. All models see the same changed images.
 """
 
 import warnings
@@ -34,26 +35,28 @@ NO_BACKGROUND, NO_OBJECT = "no background", "background alone"
 ROWS = (CLEAN, *(each.name for each in INTERVENTIONS), OWN, OTHER, NO_BACKGROUND, NO_OBJECT)
 
 _BATCH = 32
-_CHUNK = 8  # queries changed at a time
+_CHUNK = 8  # how many queries are changed at a time
 _GREY = 127
 
-ShowProgress = Callable[[str, int, int], None]  # what, done, of how many
+ShowProgress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 
 
 class QueryResults(NamedTuple):
-    """Of one model: for each row of ROWS and each query, what came of the search."""
+    """The results of one model for each row of ROWS and each query."""
 
-    first: NDArray[np.intp]  # (rows, Q), the gallery image found first
-    hit: NDArray[np.bool_]  # (rows, Q), whether it is of the query's class
+    first: NDArray[np.intp]  # (rows, Q), the nearest image of the gallery
+    hit: NDArray[np.bool_]  # (rows, Q), whether it has the query's class
     precision: NDArray[np.float64]  # (rows, Q), the query's part of MAP@R
-    margin: NDArray[np.float64]  # (rows, Q), by how much another class is nearer than the own
+    # (rows, Q), the cosine to the nearest image of another class minus that to the nearest image
+    # of the query's class
+    margin: NDArray[np.float64]
 
 
 class Audit(NamedTuple):
     gallery: Split
-    queries: NDArray[np.intp]  # (Q,), indices of the gallery
-    donors: NDArray[np.intp]  # (Q, 2), whose background: of the own class, of another
-    found: dict[str, QueryResults]  # by model
+    queries: NDArray[np.intp]  # (Q,), indices into the gallery
+    donors: NDArray[np.intp]  # (Q, 2), the background's image: one of the own class, one of another
+    found: dict[str, QueryResults]  # by the name of the model
     pictures: "Pictures"
 
     @property
@@ -62,7 +65,7 @@ class Audit(NamedTuple):
 
 
 class Pictures:
-    """The audited pictures, and every change of them; the same whenever they are asked for."""
+    """The audited images and all changes of them. The same call always gives the same pixels."""
 
     def __init__(self, split: Split, masks: Masks, size: int, seed: int) -> None:
         self.split = split
@@ -71,7 +74,7 @@ class Pictures:
         self.seed = seed
 
     def load(self, index: int) -> Pixels:
-        """RGB, the shorter side no longer than ``size``: strengths mean the same for all pictures."""
+        """The RGB pixels of an image, scaled down to at most ``size`` pixels on the shorter side."""
         image = open_image(self.split.paths[index], shortest=self.size)
         shorter = min(image.size)
         if shorter > self.size:
@@ -84,13 +87,13 @@ class Pictures:
         return np.asarray(shape) / 255.0
 
     def background(self, index: int, size: tuple[int, int]) -> Pixels:
-        """That of another picture, its object painted over, at ``size`` (width, height)."""
+        """The background of an image, its object painted over, at ``size`` (width, height)."""
         pixels = self.load(index)
         empty = without_object(pixels, self.mask(index, pixels))
         return np.asarray(Image.fromarray(empty).resize(size))
 
     def changed(self, index: int, donors: Sequence[int]) -> Iterator[Pixels]:
-        """The picture in every way of ROWS."""
+        """The image in each form of ROWS, in this order."""
         pixels = self.load(index)
         yield pixels
         for number, each in enumerate(INTERVENTIONS):
@@ -113,9 +116,10 @@ def measure(
     seed: int = 0,
     progress: ShowProgress = lambda *_: None,
 ) -> Audit:
-    """``limit`` queries of a gallery of whole classes of about ``gallery`` images of ``test``.
+    """Searches up to ``limit`` queries in a gallery of about ``gallery`` images of whole classes.
 
-    ``backgrounds``: the name of each test image's, where known; a swapped one is then another.
+    ``backgrounds`` has the name of each test image's background, if known. The background of another
+    class is then one with another name.
     """
     rng = np.random.default_rng(seed)
     kept = _some_classes(test, gallery, rng)
@@ -126,9 +130,12 @@ def measure(
     if backgrounds is not None:
         named = np.asarray(backgrounds)[kept][alive]
     counts = np.bincount(split.labels)
-    findable = np.flatnonzero(counts[split.labels] > 2)  # itself, a lender, one to be found
+    # A class needs three images: the query, one that lends its background, and one to be found.
+    findable = np.flatnonzero(counts[split.labels] > 2)
     if len(split.names) < 2 or not len(findable):
-        raise CouceError("an audit takes two classes at least, one of them with three images")
+        raise CouceError(
+            "an audit needs at least two classes, one of them with at least three images"
+        )
     queries = np.sort(rng.permutation(findable)[:limit])
     donors = np.array([_donors(split, query, named, rng) for query in queries.tolist()])
     parts: dict[str, list[QueryResults]] = {model.name: [] for model in models}
@@ -140,7 +147,7 @@ def measure(
                 queries[chunk].tolist(),
                 donors[chunk].tolist(),
             )
-            prepared = list(jobs)  # by query, by model: (rows, crop, crop, 3)
+            prepared = list(jobs)  # for each query and model (rows, crop, crop, 3)
             for number, model in enumerate(models):
                 pixels = np.concatenate([each[number] for each in prepared])
                 embedded = _run(model, pixels).reshape(len(prepared), len(ROWS), -1)
@@ -162,7 +169,7 @@ def measure(
 
 
 def _some_classes(test: Split, images: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which images: of classes by chance, until there are ``images``, or all of them."""
+    """Which images are taken (N,): random classes until there are ``images`` images, or all."""
     if len(test.paths) <= images:
         return np.ones(len(test.paths), bool)
     order = rng.permutation(len(test.names))
@@ -174,7 +181,7 @@ def _some_classes(test: Split, images: int, rng: np.random.Generator) -> NDArray
 def _embed_gallery(
     models: Sequence[Model], pictures: Pictures, progress: ShowProgress
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.bool_]]:
-    """The rows of each model, and which of the pictures could be decoded."""
+    """The embeddings of each model, and which of the images could be decoded."""
     total = len(pictures.split.paths)
     rows: list[list[NDArray[np.float32]]] = [[] for _ in models]
     alive = np.zeros(total, bool)
@@ -199,12 +206,12 @@ def _embed_gallery(
                     )
             progress("gallery", part.stop, total)
     if not alive.any():
-        raise CouceError("none of the images could be read")
+        raise CouceError("none of the images could be decoded")
     return [np.concatenate(each) for each in rows], alive
 
 
 def _prepared(models: Sequence[Model], views: Iterator[Pixels] | list[Pixels]) -> list[Pixels]:
-    """For each model the views as it takes them (views, crop, crop, 3)."""
+    """For each model, the views as it takes them (views, crop, crop, 3)."""
     images = [Image.fromarray(view) for view in views]
     return [np.stack([model.preprocess.pixels(image) for image in images]) for model in models]
 
@@ -217,7 +224,7 @@ def _run(model: Model, pixels: Pixels) -> NDArray[np.float32]:
 def _donors(
     split: Split, query: int, named: NDArray[np.str_] | None, rng: np.random.Generator
 ) -> tuple[int, int]:
-    """A picture of the query's class and one of another, whose backgrounds it is to stand before."""
+    """An image of the query's class and one of another class, which lend their backgrounds."""
     own = np.flatnonzero(split.labels == split.labels[query])
     other = split.labels != split.labels[query]
     if named is not None and np.any(other & (named != named[query])):
@@ -230,9 +237,9 @@ def _search(
     gallery: NDArray[np.float32],  # (G, d)
     labels: NDArray[np.intp],  # (G,)
     wanted: NDArray[np.intp],  # (q,), the class to be found
-    left_out: NDArray[np.intp],  # (q, k), what is not searched, the query itself among it
+    left_out: NDArray[np.intp],  # (q, k), images that cannot be found, with the query itself
 ) -> QueryResults:
-    """R@1 and MAP@R as couce.metrics has them, query by query."""
+    """R@1 and MAP@R of each query, as couce.metrics defines them."""
     closeness = embedded @ gallery.T  # (rows, q, G)
     same = labels[None, :] == wanted[:, None]  # (q, G)
     for column in left_out.T:
@@ -248,5 +255,5 @@ def _search(
     hits &= ranks <= relevant[:, None]
     precision = (np.cumsum(hits, axis=2) * hits / ranks).sum(axis=2) / relevant
     own = np.where(same, closeness, -np.inf).max(axis=2)
-    others = np.where(same, -np.inf, closeness).max(axis=2)  # what is left out is -inf already
+    others = np.where(same, -np.inf, closeness).max(axis=2)  # the left-out images are -inf already
     return QueryResults(nearest[..., 0], hits[..., 0], precision, (others - own).astype(np.float64))

@@ -1,4 +1,4 @@
-"""Any embedding model, as what turns prepared pixels into unit rows."""
+"""Any embedding model as a function from prepared pixels to embeddings of unit length."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from couce.preprocess import Preprocess
 class Model(NamedTuple):
     name: str
     preprocess: Preprocess
-    run: Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (N, crop, crop, 3) to unit rows
+    run: Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (N, crop, crop, 3) to (N, d)
 
 
 def open_models(paths: Sequence[Path], preprocess: Preprocess | None) -> list[Model]:
-    """``preprocess``: for ONNX models that do not say themselves how images are to be prepared."""
+    """Opens the models. ``preprocess`` is for ONNX models that do not describe theirs."""
     names = unique_names(paths)
     return [_open(path, name, preprocess) for path, name in zip(paths, names, strict=True)]
 
@@ -38,7 +38,7 @@ def _open(path: Path, name: str, preprocess: Preprocess | None) -> Model:
 
 
 def _open_checkpoint(path: Path, name: str) -> Model:
-    """The one part of an audit that needs torch."""
+    """Opens a checkpoint. No other part of the audit needs torch."""
     import torch
     import torch.nn.functional as F
 

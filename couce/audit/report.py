@@ -1,4 +1,4 @@
-"""What an audit comes to: its figures with their intervals, the table, the worst failures."""
+"""The report of an audit: its numbers with their intervals, the tables and the worst failures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from couce.report.section import Section, Table
 
 _RESAMPLES = 2000
 _COLOUR = (
-    " Saturation, hue and grey are shown but not counted: colour may be what tells classes apart."
+    " Saturation, hue and grey are shown but not counted, because classes may differ in colour."
 )
 _FAILURES = 6
 
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How many of the wrong first hits show a certain background, and how many would by chance."""
+    """The share of the wrong first hits that show a certain background, and that by chance."""
 
     wrong: int
     share: float
@@ -58,38 +58,39 @@ class Share(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Of one model; README of the figures: docs/analysis.md."""
+    """The numbers of one model. docs/audit.md explains them."""
 
-    rows: dict[str, Estimate]  # R@1
-    precision: dict[str, float]  # MAP@R
-    kept: dict[str, Estimate]  # R@1 by R@1 as it is
+    rows: dict[str, Estimate]  # R@1 of each row
+    precision: dict[str, float]  # MAP@R of each row
+    kept: dict[str, Estimate]  # R@1 of each row divided by R@1 of the unchanged images
     nuisances: Estimate  # the mean of kept over the interventions that count
     swap: Estimate  # kept before the background of another class
-    gap: Estimate  # R@1 before backgrounds of the own class less that before another's
+    gap: Estimate  # R@1 before a background of the own class minus R@1 before one of another
     alone: Estimate  # R@1 of the background alone
     chance: float  # R@1 of guessing
-    same_background: Share | None  # as it is: wrong hits with the query's background
-    pasted_background: Share | None  # before another: wrong hits with the pasted one
-    difference: Estimate | None  # of nuisances, to the first model
+    same_background: Share | None  # unchanged queries: wrong hits with the query's background
+    pasted_background: Share | None  # with another background: wrong hits with the pasted one
+    difference: Estimate | None  # nuisances minus those of the first model
 
 
 def counted(colour: bool) -> list[str]:
-    """The interventions that the score is a mean over."""
+    """The interventions that count as nuisances."""
     return [each.name for each in INTERVENTIONS if colour or each.group != "colour"]
 
 
 def summarise(
     found: Audit, colour: bool = False, backgrounds: Sequence[str] | None = None, seed: int = 0
 ) -> dict[str, Summary]:
-    """``backgrounds``: the name of each gallery image's, where known.
+    """The numbers of each model, with 95 % intervals.
 
-    Intervals resample classes, each with all its queries: what is unknown is how other classes would do,
-    and pictures of one class are not independent. All models see the same draws.
+    ``backgrounds`` has the name of each gallery image's background, if known. The intervals come
+    from resampling classes, each with all its queries. They say how much the numbers would change
+    with other classes; images of one class are not independent. All models get the same draws.
     """
     names, codes = np.unique(found.labels, return_inverse=True)
     rng = np.random.default_rng(seed)
     weights = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), _RESAMPLES)
-    weights = np.concatenate([np.ones((1, len(names)), int), weights])  # first: as it was
+    weights = np.concatenate([np.ones((1, len(names)), int), weights])  # the first is no resample
     sizes = weights @ np.bincount(codes)  # (1 + resamples,)
     summaries: dict[str, Summary] = {}
     first: NDArray[np.float64] | None = None
@@ -125,7 +126,7 @@ def _estimate(values: NDArray[np.float64]) -> Estimate:
 
 
 def _chance(found: Audit) -> float:
-    """R@1 of guessing: the share of the query's class among what is searched, in the mean."""
+    """R@1 of guessing: the mean share of the query's class among the images that are searched."""
     counts = np.bincount(found.gallery.labels)[found.labels]
     return float(np.mean((counts - 2) / (len(found.gallery.paths) - 3)))
 
@@ -160,25 +161,27 @@ def audit_section(
         name="audit",
         title=f"Audit on {dataset}",
         about=(
-            f"{len(found.queries)} pictures of {dataset}, changed one way at a time and searched among"
-            f" {len(found.gallery.paths)} unchanged ones of {len(found.gallery.names)} classes, never"
-            " finding their own original nor the pictures whose backgrounds they were put"
-            " before. R@1 and MAP@R in percent; kept is R@1 by that of the pictures as"
-            " they are. In brackets 95 % intervals, resampling classes. Object masks:"
-            f" {found.pictures.masks.kind}.\n\n"
-            f"Kept under nuisances is the mean of kept over {', '.join(score)}."
-            f"{note}"
-            " Kept before another background is for pictures whose object was put before the background of a"
-            " picture of another class. Own less other is R@1 before backgrounds of the own class less that"
-            " before another's: what the background tells of the class. Background alone is R@1"
-            " with the object"
-            " painted over, to be read beside chance."
+            f"{len(found.queries)} images of {dataset} are changed in one way at a time and searched"
+            f" among {len(found.gallery.paths)} unchanged images of {len(found.gallery.names)}"
+            " classes. Their own original and the images that lend them a background are never"
+            " found. R@1 and MAP@R are in percent. Kept is R@1 divided by R@1 of the unchanged"
+            " images. The ranges in brackets are 95 % intervals from resampling classes. Object"
+            f" masks: {found.pictures.masks.kind}.\n\n"
+            f"Kept under nuisances is the mean of kept over {', '.join(score)}.{note}"
+            " Kept before another background is for objects that were put before the background of"
+            " an image of another class. Own less other background is R@1 before a background of"
+            " the own class minus R@1 before one of another class: it shows what the background"
+            " says about the class. Background alone is R@1 with the object painted over; compare"
+            " it with chance."
         ),
         tables=[headlines(summaries, found.pictures.masks.kind), details(summaries)],
         pictures=[
-            (_chart(summaries), "R@1 by R@1 of the pictures as they are, with 95 % intervals."),
+            (
+                _chart(summaries),
+                "R@1 divided by R@1 of the unchanged images, with 95 % intervals.",
+            ),
             *(
-                (failures(found, name, colour), f"{name}: its worst failures, one of each kind.")
+                (failures(found, name, colour), f"{name}: the worst failure of each change.")
                 for name in found.found
             ),
         ],
@@ -197,7 +200,7 @@ def audit_section(
 
 
 def headlines(summaries: dict[str, Summary], masks: str) -> Table:
-    """A column for each model."""
+    """The table of the main numbers, with a column for each model."""
     several = list(summaries.values())
     rows = [
         ("R@1 as they are", *(each.rows[CLEAN].percent(1) for each in several)),
@@ -216,21 +219,21 @@ def headlines(summaries: dict[str, Summary], masks: str) -> Table:
     ]
     if any(each.same_background is not None for each in several):
         rows += [
-            ("wrong hits: query's background", *(_told(s.same_background) for s in several)),
-            ("wrong hits: pasted background", *(_told(s.pasted_background) for s in several)),
+            ("wrong hits: query's background", *(_as_text(s.same_background) for s in several)),
+            ("wrong hits: pasted background", *(_as_text(s.pasted_background) for s in several)),
         ]
     title = f"In percent; object masks: {masks}"
     return Table(title=title, columns=("", *summaries), rows=tuple(rows))
 
 
-def _told(share: Share | None) -> str:
+def _as_text(share: Share | None) -> str:
     if share is None or not share.wrong:
         return ""
     return f"{100 * share.share:.0f} % of {share.wrong} (chance {100 * share.chance:.0f})"
 
 
 def details(summaries: dict[str, Summary]) -> Table:
-    """Every row; with more than two models MAP@R and the intervals are left to the JSON file."""
+    """The table of all rows. With more than two models, only the JSON file has all numbers."""
     short = len(summaries) > 2
     columns = ["picture"]
     for name in summaries:
@@ -276,9 +279,10 @@ def _chart(summaries: dict[str, Summary]) -> Image.Image:
 
 
 def failures(found: Audit, name: str, colour: bool = False) -> Image.Image:
-    """Queries that were right and, changed, are wrong by most; no change and no query twice.
+    """The queries that were right, are wrong after a change, and are wrong by the largest margin.
 
-    Of what counts: not of colours unless said, nor of the background alone, where nothing is to be found.
+    Each change and each query is shown once. Changes of colour are left out unless ``colour``, and
+    so is the background alone, where there is no object to be found.
     """
     each = found.found[name]
     shown = np.isin(ROWS, [*counted(colour), OWN, OTHER, NO_BACKGROUND])

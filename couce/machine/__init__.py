@@ -1,1 +1,1 @@
-"""The machine: its cores, memory and clocks, and libraries that may be missing."""
+"""What depends on the machine: cores, memory, devices, times and optional libraries."""

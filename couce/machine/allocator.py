@@ -1,20 +1,24 @@
-"""The C library's allocator, told to keep what is freed for whoever asks next.
+"""Makes the allocator of the C library keep freed memory for the next allocation.
 
-By default glibc gives large blocks back to the system at once, and the next one of that size is taken
-anew, page by page, each cleared by the kernel. Where the same large blocks come and go, a step of training on
-a CPU or one decoded image after another, that is up to half of all the time.
+By default glibc returns large blocks to the system when they are freed. The next block of that size
+comes from the system again, page by page, and the kernel clears each page. Where large blocks of the
+same size come and go, as in training on a CPU or in decoding images, this takes up to half of the
+time.
 """
 
 import ctypes
 from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
-_LARGEST_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more
+_LARGEST_THRESHOLD = 32 * 2**20  # bytes; glibc accepts no larger value
 _NEVER = -1
 
 
 def keep_freed_memory(at_most: int | None = None) -> None:
-    """For this process, from now on: all of it, or so many bytes. Other C libraries have no such call."""
+    """Keeps all freed memory of this process from now on, or ``at_most`` so many bytes.
+
+    Other C libraries than glibc do not have this setting, and nothing happens.
+    """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         if at_most is None:

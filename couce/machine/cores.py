@@ -1,11 +1,11 @@
-"""How many cores this process may use: its affinity, and what its control group leaves it."""
+"""How many cores this process may use, by its affinity and by the limits of its control groups."""
 
 import os
 from pathlib import Path
 
 
 def usable_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """At least 1. A container's share of two cores on a large machine counts as two."""
+    """The number of cores, at least 1. A container limited to two cores of many has two."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -14,10 +14,10 @@ def usable_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
 
 
 def _quota(proc: Path, groups: Path) -> float | None:
-    """The cores' worth of time that the control groups above this process allow, if they limit it."""
+    """How many cores the control groups of this process allow; None if they set no limit."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # this is not Linux
         return None
     limits: list[float | None] = []
     for line in lines:
@@ -29,7 +29,8 @@ def _quota(proc: Path, groups: Path) -> float | None:
         else:
             continue
         group = tree / path.strip("/")
-        # Inside a container the path may be the host's: what is mounted is then its own group.
+        # Inside a container the path may be one of the host. Then the root of the mounted tree is
+        # the container's own group, and it is one of the parents that are read here.
         limits += [read(level) for level in [group, *group.parents] if level.is_relative_to(tree)]
     return min((limit for limit in limits if limit is not None), default=None)
 

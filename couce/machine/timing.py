@@ -1,4 +1,4 @@
-"""Times of things that take turns, so that the machine's noise meets them alike."""
+"""Times several calls in turn, so that the noise of the machine affects all of them equally."""
 
 import random
 import statistics
@@ -10,18 +10,19 @@ import numpy as np
 
 
 class Times(NamedTuple):
-    """Seconds, turn by turn."""
+    """Seconds of each turn."""
 
     wall: list[float]
-    cpu: list[float]  # of this process: what other guests of the machine do not take from
+    cpu: list[float]  # of this process alone, so that other processes hardly affect them
 
 
 def time_in_turn(
     calls: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1
 ) -> list[Times]:
-    """Each of ``calls`` once a turn, in another order each turn; the first ``warm_up`` do not count.
+    """Times each of ``calls`` once per turn. The first ``warm_up`` turns do not count.
 
-    Shuffled, not rotated: what ran before leaves caches and freed memory in its own state.
+    The order is shuffled in each turn, because a call is affected by the caches and the freed memory
+    that the call before it leaves. With a rotated order it would be the same call almost each time.
     """
     times = [Times([], []) for _ in calls]
     order = random.Random(0)  # noqa: S311
@@ -38,7 +39,10 @@ def time_in_turn(
 def compare_times(
     times: Sequence[float], base: Sequence[float]
 ) -> tuple[float, float, float, float]:
-    """Milliseconds, the median of the ratios to ``base``, turn by turn, and its 95 % interval."""
+    """The median in milliseconds, the median ratio to ``base``, and the ratio's 95 % interval.
+
+    The ratios are those of the same turn.
+    """
     ratios = np.array(times) / np.array(base)
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)

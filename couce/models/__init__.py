@@ -1,1 +1,1 @@
-"""Exported models as files: what they say of themselves, and whether they are safe to open."""
+"""Models as files: their names, their descriptions, and whether they are safe to open."""

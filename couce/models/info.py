@@ -1,4 +1,4 @@
-"""What an exported model says of itself: kept in the metadata of the ONNX file, read without torch."""
+"""The description of an exported model. The ONNX file has it in its metadata."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,14 @@ from couce.preprocess import Preprocess
 
 FORMAT = 1
 Precision = Literal["fp32", "fp16", "int8"]
-_KEY = "couce"  # under which the file keeps it, as JSON
+_KEY = "couce"  # the key in the metadata; its value is JSON
 
 
 class ModelInfo(Settings):
-    """Input is ``image``: uint8 (N, crop, crop, 3) or float (N, 3, crop, crop), RGB either way.
+    """The description of a model that `couce export` made.
 
-    A float input has values from 0 to 1. Channel order, mean and std are the graph's own business.
+    The input ``image`` is uint8 (N, crop, crop, 3) or float (N, 3, crop, crop), always RGB. Float
+    values are from 0 to 1. The graph itself changes the channel order and applies mean and std.
     """
 
     format: int = FORMAT
@@ -26,14 +27,13 @@ class ModelInfo(Settings):
     precision: Precision
     backbone: str
     dim: int = Field(ge=1)
-    preprocess: dict[str, Any]  # of Preprocess.to_dict
-    weights: str  # sha256 of the weights that were trained, whatever precision they are stored in
+    preprocess: dict[str, Any]  # from Preprocess.to_dict
+    weights: str  # the sha256 of the trained weights, before any conversion to fp16 or int8
     dataset: str
-    metrics: dict[
-        str, float
-    ]  # fractions, as measured in training on the classes that chose the best
+    # Fractions, measured in training on the classes that the best checkpoint was chosen by.
+    metrics: dict[str, float]
     licence: str
-    couce: str  # the version that wrote it
+    couce: str  # the version of CouCE that exported the model
 
     @field_validator("preprocess")
     @classmethod
@@ -45,14 +45,16 @@ class ModelInfo(Settings):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self | None:
-        """None for a model that is not CouCE's."""
+        """The description in the metadata of an ONNX file; None if it is not a model of CouCE."""
         if _KEY not in metadata:
             return None
         try:
             values = json.loads(metadata[_KEY])
         except (ValueError, RecursionError):
-            raise CouceError("its description is not JSON") from None
+            raise CouceError("its description is damaged: it is not JSON") from None
         found = values.get("format") if isinstance(values, dict) else None
         if found != FORMAT:
-            raise CouceError(f"its format is {found!r}, and this version of CouCE reads {FORMAT}")
+            raise CouceError(
+                f"its description has the format {found!r}, but this version of CouCE reads {FORMAT}"
+            )
         return cls.parse(values)

@@ -1,4 +1,4 @@
-"""How a model is named in a command: a checkpoint, an ONNX file, or the folder of a run."""
+"""How commands name a model: as a checkpoint, an ONNX file or the folder of a run."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """Short names that tell the paths apart: of what differs, as much as it takes.
+    """A short name for each path, made of the parts in which the paths differ.
 
     >>> unique_names([Path("a/base/last.pt"), Path("b/base/last.pt")])
     ['a', 'b']
@@ -34,12 +34,14 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         names = ["/".join(each[-length:]) for each in parts]
         if len(set(names)) == len(names):
             return _differing([re.split("[-/]", name) for name in names]) or names
-    raise CouceError(f"the same is named twice in {', '.join(map(str, paths))}")
+    raise CouceError(f"the same model is named twice: {', '.join(map(str, paths))}")
 
 
 def _differing(words: list[list[str]]) -> list[str] | None:
-    """The words that differ, joined, without a study's hashes if it goes without them; None if there are
-    not equally many."""
+    """Names of the words that differ, without the hashes of a study if they are not needed.
+
+    None if the paths have different numbers of words, or if no names of this kind are unique.
+    """
     if len(words) < 2 or len(set(map(len, words))) > 1:
         return None
     columns = [column for column in zip(*words, strict=True) if len(set(column)) > 1]

@@ -1,16 +1,17 @@
-"""Whether an ONNX file reaches for other files, found out before any engine opens it.
+"""Finds out whether an ONNX file refers to other files, before onnxruntime opens it.
 
-A tensor may name a file that holds its data. Engines have followed such names out of the model's
-folder (onnxruntime did until 1.27), which lets a hostile model read any file into its weights. CouCE's
-models are single files, so any such name is refused. The ``onnx`` package, which would show it, is not
-installed where models are served: this walks just the fields that lead to tensors.
+A tensor may name a file that has its data. Engines have followed such names out of the folder of
+the model (onnxruntime did until 1.27), so that a hostile model could read any file into its weights.
+The models of CouCE are single files, so any such name is refused. The ``onnx`` package could show
+these names, but it is not installed where models are served. So this module reads the protobuf
+itself, only the fields that lead to tensors.
 """
 
 from collections.abc import Iterator
 
 from couce.errors import CouceError
 
-_DEEPEST = 100  # protobuf's own limit
+_DEEPEST = 100  # the limit of protobuf itself
 
 # Message: {field number: message}. onnx.proto3, as of ONNX 1.19.
 _FIELDS: dict[str, dict[int, str]] = {
@@ -34,10 +35,10 @@ def refuse_external_data(model: bytes) -> None:
             raise CouceError("it is not an ONNX file: it is nested too deeply")
         for number, value in _fields(content):
             if message == "tensor":
-                # A location of 0 is the file itself.
+                # The location 0 is the ONNX file itself.
                 if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0):
                     raise CouceError(
-                        "it keeps its weights in other files; save it as one file"
+                        "it has its weights in other files; save it as one file"
                         " (onnx.save with save_as_external_data=False)"
                     )
             elif number in _FIELDS[message]:
@@ -47,11 +48,11 @@ def refuse_external_data(model: bytes) -> None:
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """The fields of a protobuf message: their numbers, with bytes or whole numbers as they come."""
+    """The fields of a protobuf message: each field's number and its bytes or whole number."""
     at = 0
     while at < len(content):
         key, at = _varint(content, at)
-        # Parsers cut a longer key off and may see another field in it than we would.
+        # Parsers cut a longer key to 32 bits and would read another field than this function.
         if key >= 2**32:
             raise CouceError("it is not an ONNX file")
         number, kind = key >> 3, key & 7

@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: request id, limits, safe headers, log and counters."""
+"""What happens to every request: request id, limits, safe headers, log and counters."""
 
 import asyncio
 import json
@@ -18,11 +18,12 @@ from couce.server.settings import ServerSettings
 
 log = logging.getLogger("couce.server")
 
-# The status in log and counters where the client left before it was answered.
+# The status, in the log and the counters, of a request whose client left before the answer.
 LEFT = 499
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_SLOWEST = 100_000  # bytes a second that a long request must bring
+_SLOWEST = 100_000  # bytes a second; a long request must not arrive more slowly
+# Headers of every answer to which its route gives no other value.
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -38,8 +39,9 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, settings: ServerSettings, prometheus: Prometheus) -> None:
         self._app, self._settings, self._measures = app, settings, prometheus
         sites = {_host(origin).hostname for origin in settings.origin}
+        # The host names that a server answers to if only its own machine can connect.
         self._names = {"localhost", "127.0.0.1", "::1", settings.host, *sites}
-        self._held = 0  # bytes of bodies that requests under way have brought
+        self._held = 0  # bytes of all bodies that are in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +51,8 @@ class RequestMiddleware:
         given = headers.get("x-request-id", "")
         id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         scope.setdefault("state", {})["id"] = id
-        if scope["path"].startswith("/items/"):  # an id may contain a slash, and stays encoded
+        # The id of an item may contain a slash. So its address stays encoded here.
+        if scope["path"].startswith("/items/"):
             scope["path"] = scope["raw_path"].decode("latin-1")
         body = _Body(self, receive, self._limit(scope["path"]))
         began, status = time.perf_counter(), 0
@@ -79,19 +82,24 @@ class RequestMiddleware:
                     await respond(id, as_problem(error), scope["path"])(scope, receive, sending)
         finally:
             self._held -= body.held
-            self._tell(scope, id, status, time.perf_counter() - began, body.total)
+            self._record(scope, id, status, time.perf_counter() - began, body.total)
 
     def _limit(self, path: str) -> int:
         large = path.rstrip("/") == "/evaluate"
         return self._settings.max_upload_bytes if large else self._settings.max_bytes
 
     def _check(self, headers: Headers) -> None:
-        """No other page may speak through its visitor's browser to a server that trusts its own machine."""
+        """Refuses requests that pages of other sites make through a visitor's browser.
+
+        A server that only its own machine can reach may trust every request that arrives. A
+        browser on this machine must not let foreign pages use this trust.
+        """
         named = _host(f"//{headers.get('host', '')}").hostname
         if self._settings.local and named not in self._names:
             raise Problem(
                 "forbidden",
-                "this server answers to localhost only; --origin allows a site in front of it, --host others",
+                "this server only answers requests to localhost; start it with --origin to allow a"
+                " site in front of it, or with --host to allow other machines",
             )
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origin:
@@ -99,10 +107,10 @@ class RequestMiddleware:
         if _host(origin).netloc != headers.get("host"):
             raise Problem(
                 "forbidden",
-                f"pages of {origin[:60]} may not call this server; --origin allows them",
+                f"pages of {origin[:60]} may not call this server; start it with --origin to allow them",
             )
 
-    def _tell(self, scope: Scope, id: str, status: int, seconds: float, size: int) -> None:
+    def _record(self, scope: Scope, id: str, status: int, seconds: float, size: int) -> None:
         route = getattr(scope.get("route"), "path", "none")
         self._measures.requests.labels(route, str(status)).inc()
         self._measures.seconds.labels(route).observe(seconds)
@@ -123,27 +131,30 @@ class RequestMiddleware:
 def _host(address: str) -> SplitResult:
     try:
         return urlsplit(address)
-    except ValueError:  # [, or what looks like a host and is none
+    except ValueError:  # for example a single bracket
         return urlsplit("")
 
 
 class _Body:
-    """A request's body: limited in size, in all requests' sizes together, and in time."""
+    """The body of a request.
+
+    Its size, the time that it takes, and the size of all bodies together are limited.
+    """
 
     def __init__(self, middleware: RequestMiddleware, receive: Receive, limit: int) -> None:
         self._middleware, self._receive, self._limit = middleware, receive, limit
-        self.total = self.held = 0
+        self.total = self.held = 0  # bytes that arrived, and those of them that are in memory
         self._ended = False
         self._began = asyncio.get_running_loop().time()
 
     def check(self, headers: Headers) -> None:
-        """A body that says it is too large is refused before any of it is read."""
+        """Refuses a body before any of it is read, if its declared length is too large."""
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        if self._ended:  # what comes now is that the client leaves
+        if self._ended:  # the next message says that the client has left
             return await self._receive()
         settings = self._middleware._settings
         allowed = self._began + settings.read_seconds + self.total / _SLOWEST
@@ -157,16 +168,19 @@ class _Body:
         self._ended = not message.get("more_body", False)
         if self.total > self._limit:
             raise self._too_large()
-        if self._limit == settings.max_bytes:  # larger ones go to the disk
+        # Bodies that have the larger limit go to the disk and are not counted here.
+        if self._limit == settings.max_bytes:
             self.held += size
             self._middleware._held += size
             if self._middleware._held > settings.max_held_bytes:
                 raise Problem(
-                    "overloaded", "too many requests are being read", {"Retry-After": "1"}
+                    "overloaded",
+                    "too many requests are being received; try again in a moment",
+                    {"Retry-After": "1"},
                 )
         return message
 
     def _too_large(self) -> Problem:
         return Problem(
-            "too_large", f"a request has {self._limit} bytes at most; send a smaller image"
+            "too_large", f"a request may have at most {self._limit} bytes; send a smaller file"
         )

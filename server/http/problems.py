@@ -1,4 +1,4 @@
-"""Errors on the wire: problem+json (RFC 9457) with a code that stays the same."""
+"""Errors as clients see them: problem+json (RFC 9457) with codes that never change."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("couce.server")
 
 MEDIA_TYPE = "application/problem+json"
 
-# Each code with its status and what it means.
+# Each code with its status and its title.
 CODES: dict[str, tuple[int, str]] = {
     "bad_request": (400, "The request cannot be read"),
     "unauthorized": (401, "A key is needed"),
@@ -25,9 +25,9 @@ CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is no such thing"),
     "method_not_allowed": (405, "This address takes other methods"),
     "read_timeout": (408, "The request did not arrive in time"),
-    "conflict": (409, "This does not fit what is there"),
+    "conflict": (409, "The change was refused"),
     "too_large": (413, "The request is too large"),
-    "unsupported_type": (415, "This type of content is not taken"),
+    "unsupported_type": (415, "This type of content is not accepted"),
     "bad_image": (422, "The image cannot be used"),
     "decode_timeout": (422, "The image takes too long to decode"),
     "invalid": (422, "An option or value cannot be used"),
@@ -36,8 +36,8 @@ CODES: dict[str, tuple[int, str]] = {
     "internal": (500, "The server failed"),
     "unavailable": (503, "The server is not ready"),
 }
-_SAID = 3  # of all that is wrong with a request
-# With which a request that brings an image may end.
+_MOST_FAULTS = 3  # most faults of a request that an error names
+# The codes of requests that bring an image.
 IMAGE_CODES = (
     "bad_request",
     "unauthorized",
@@ -56,7 +56,7 @@ _BY_STATUS = {status: code for code, (status, _) in reversed(CODES.items())}
 
 
 class Problem(Exception):
-    """Ends a request with a code of the table and a sentence for people."""
+    """Ends a request with a code of ``CODES`` and a sentence for people."""
 
     def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -64,7 +64,7 @@ class Problem(Exception):
 
 
 class ProblemBody(BaseModel):
-    """What every error looks like."""
+    """The body of every error."""
 
     type: str = "about:blank"
     title: str = Field(examples=["The image cannot be used"])
@@ -106,7 +106,7 @@ def respond(request_id: str, problem: Problem, path: str) -> Response:
         "detail": problem.detail,
         "request_id": request_id,
     }
-    if path.startswith("/v1/"):  # where clients of that API look for it
+    if path.startswith("/v1/"):  # clients of OpenAI's API look for the error here
         kind = "invalid_request_error" if status < 500 else "server_error"
         body["error"] = {"message": problem.detail, "type": kind, "code": problem.code}
     headers = dict(problem.headers)
@@ -116,7 +116,7 @@ def respond(request_id: str, problem: Problem, path: str) -> Response:
 
 
 def as_problem(error: Exception) -> Problem:
-    """Every error that a handler may raise."""
+    """The problem that stands for an error of a handler."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, ValidationError | RequestValidationError):
@@ -131,18 +131,18 @@ def as_problem(error: Exception) -> Problem:
     if isinstance(error, StorageError | OSError):
         return Problem(
             "unavailable",
-            "the server cannot read or write what it keeps; its log has the reason",
+            "the server cannot read or write its data; its log has the reason",
             {"Retry-After": "10"},
         )
     if isinstance(error, CouceError):
         return Problem("invalid", str(error))
-    return Problem("internal", "the server failed; its log has the reason under this request's id")
+    return Problem("internal", "the server failed; its log has the reason, under the id of this request")
 
 
 def sentence(error: ValidationError | RequestValidationError) -> str:
-    """What is wrong with which value."""
+    """Says which values are wrong, and why."""
     found = []
-    for each in error.errors()[:_SAID]:
+    for each in error.errors()[:_MOST_FAULTS]:
         name = ".".join(str(part) for part in each["loc"] if part not in ("query", "body", "path"))
         found.append(f"{name}: {each['msg'].lower()}" if name else each["msg"])
     return "; ".join(found)

@@ -1,23 +1,26 @@
-"""What uvicorn's HTTP parser leaves open: how much may come that is no body, and how long a head may take."""
+"""Limits that uvicorn's HTTP parser lacks: on the size and the time of all but the body."""
 
 import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_BYTES = 65_536  # of an address and headers, and of what follows a body in chunks
-_SECONDS = 30.0
+# Most bytes in a row that are not part of a body: an address with its headers, or what surrounds the
+# chunks of a body.
+_BYTES = 65_536
+_SECONDS = 30.0  # for the whole head of a request
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection ends if its request has too much of a head, or no whole one in time.
+    """Ends a connection whose request has too long a head, or a head that does not arrive in time.
 
-    A body is the gate's business, as long as somebody reads it.
+    The middleware limits bodies. If a request is answered before its whole body has arrived, nobody
+    reads the rest of the body. Then the time limit holds for this rest.
     """
 
-    _silent = 0  # bytes in a row that were no body
+    _silent = 0  # bytes that arrived since the last part of a body
     _timer: asyncio.TimerHandle | None = None
-    _within = False  # a request
+    _within = False  # whether a request has begun and is not yet complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,7 +56,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._within:  # refused before all of it was here: the rest is read by nobody
+        if self._within:  # answered before all of it arrived; nobody reads the rest
             self._wait()
 
     def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the OpenAPI description that FastAPI cannot see: bodies that a handler reads itself."""
+"""OpenAPI for what FastAPI cannot see: bodies that a handler reads itself, and headers."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ from pydantic import BaseModel
 BINARY = {"type": "string", "format": "binary"}
 _FORMATS = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 
-# Of an item's filter; what the JSON schema of a list of texts does not say.
+# What the JSON schema of a list of texts does not say about a filter.
 FILTERS: dict[str, Any] = {"items": {"type": "string", "pattern": r"^(id|label|metadata\..+)="}}
 
-_ANSWERED: dict[str, dict[str, str]] = {  # by status, or in all of them
-    "": {"X-Request-Id": "As sent with the request, or a new one; the log has it too."},
-    "202": {"Location": "Where the job is followed."},
+# The headers of answers by status; "" stands for every status.
+_HEADERS: dict[str, dict[str, str]] = {
+    "": {
+        "X-Request-Id": "The id that was sent with the request, or a new one. The log has it, too."
+    },
+    "202": {"Location": "The address of the job."},
     "401": {"WWW-Authenticate": "Bearer"},
-    "429": {"Retry-After": "In so many seconds."},
-    "503": {"Retry-After": "In so many seconds, if that may help."},
+    "429": {"Retry-After": "Seconds after which to try again."},
+    "503": {"Retry-After": "Seconds after which to try again, if this may help."},
 }
 
 
@@ -25,9 +28,9 @@ def image_body(
     several: bool = False,
     without: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """An image as a form or raw, its options in the address or in the form; JSON if there is an example.
+    """Describes a body with an image, as a form or raw. Options are in the address or in the form.
 
-    ``without``: options that only JSON can have.
+    With an ``example``, JSON is possible too. ``without``: options that only JSON can have.
     """
     schema = options.model_json_schema()
     fields = {
@@ -61,7 +64,7 @@ def image_body(
 
 
 def _as_text(field: dict[str, Any]) -> dict[str, Any]:
-    """An option where everything is text: there is no null, and an object is written as JSON."""
+    """An option as text: there is no null, and an object is written as JSON."""
     rest = {name: value for name, value in field.items() if name != "anyOf"}
     for kind in field.get("anyOf", []):
         if kind != {"type": "null"}:
@@ -73,12 +76,12 @@ def _as_text(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_headers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Says of every answer which headers of ours it has."""
+    """Adds our headers to the description of every answer."""
     for path in schema["paths"].values():
         for operation in path.values():
             for status, answer in operation["responses"].items():
-                said = {**_ANSWERED[""], **_ANSWERED.get(status, {})}
+                described = {**_HEADERS[""], **_HEADERS.get(status, {})}
                 known = answer.setdefault("headers", {})
-                for name, description in said.items():
+                for name, description in described.items():
                     known[name] = {"description": description, "schema": {"type": "string"}}
     return schema

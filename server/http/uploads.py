@@ -1,6 +1,6 @@
-"""What a request brings: images and options, as a form, as a raw body, or as JSON.
+"""Reads what a request brings: images and options, as a form, as a raw body, or as JSON.
 
-Options stand in the address, beside the image in the form, or in the JSON; all three mean the same.
+Options are in the address, beside the image in the form, or in the JSON. All three mean the same.
 """
 
 import json
@@ -16,23 +16,26 @@ from couce.server.http.problems import Problem
 
 _FIELDS = 32
 _FIELD_BYTES = 65_536
-_JSON_BYTES = 4 * 2**20  # the longest vector and all filters
-# curl --data-binary calls everything the second.
+_JSON_BYTES = 4 * 2**20  # enough for the longest vector and all filters
+# curl --data-binary declares the second type, whatever the file is.
 _RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 
 _O = TypeVar("_O", bound="Options")
 
 
 class Options(BaseModel):
-    """Options of a request. Unknown ones are errors."""
+    """The options of a request. Unknown ones are errors."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def all_of(value: object, kinds: tuple[type, ...], name: str) -> object:
-    """Refuses a list with anything else in it, in a sentence: pydantic would write one for each."""
+    """Refuses a list that has anything but ``kinds``, in one sentence.
+
+    Pydantic would write a sentence for each wrong element.
+    """
     if isinstance(value, list) and not all(isinstance(each, kinds) for each in value):
-        raise ValueError(f"these are {name} alone")
+        raise ValueError(f"only {name} are allowed here")
     return value
 
 
@@ -57,7 +60,7 @@ class Upload:
 
 
 async def read(request: Request, max_images: int = 1, json_body: bool = True) -> Upload:
-    """The whole request, in memory."""
+    """Reads the whole request into memory."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     upload = Upload()
     for name in request.query_params:
@@ -71,21 +74,26 @@ async def read(request: Request, max_images: int = 1, json_body: bool = True) ->
         if body := await request.body():
             upload.images.append(body)
     else:
-        taken = "a form with the field image, the image itself" + (", or JSON" if json_body else "")
+        taken = "a form with the field image, or the image itself" + (", or JSON" if json_body else "")
         raise Problem("unsupported_type", f"this address takes {taken}, not {kind[:60]!r}")
     return upload
 
 
 async def read_json(request: Request, limit: int | None = None) -> dict[str, Any]:
-    """The body as a JSON object. Its ``limit`` in bytes, since what it says takes many times that memory."""
+    """The body as a JSON object of at most ``limit`` bytes.
+
+    There is a limit because parsed JSON takes many times the memory of its text.
+    """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if limit is not None and len(body) > limit:
-            raise Problem("too_large", f"JSON has {limit} bytes at most here")
+            raise Problem("too_large", f"the JSON may have at most {limit} bytes here")
     try:
-        found = json.loads(body.decode())  # left to itself it would take half characters and UTF-16
-        if b"\\u" in body:  # half of a character can be written so, and nothing can keep it
+        # Decoded first, because json.loads alone would accept UTF-16 and halves of characters.
+        found = json.loads(body.decode())
+        # An escape can still stand for half a character, which cannot be stored.
+        if b"\\u" in body:
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Problem("bad_request", "the body is not JSON") from None
@@ -95,7 +103,10 @@ async def read_json(request: Request, limit: int | None = None) -> dict[str, Any
 
 
 class FormParser(MultiPartParser):
-    """Starlette's, with texts in UTF-8 alone: it takes any codec of Python's for them, and guesses."""
+    """Starlette's parser, but all texts are UTF-8.
+
+    Starlette itself accepts any codec of Python for them, and guesses one.
+    """
 
     def on_part_end(self) -> None:
         if self._current_part.file is None:
@@ -122,7 +133,7 @@ def _decoded(text: bytes) -> str:
 
 
 class _InMemory(FormParser):
-    """The gate limits how much there can be, so none of it goes to a temporary file."""
+    """Uses no temporary files. The middleware limits how much there can be."""
 
     spool_max_size = 2**62
 
@@ -143,7 +154,7 @@ async def _read_form(request: Request, upload: Upload, max_images: int) -> None:
             if name == "image" and len(files) == len(values):
                 upload.images += [await each.read() for each in files]
             elif files or name == "image":
-                raise Problem("bad_request", "the form's one file is its field image")
+                raise Problem("bad_request", "the field image must be a file, and no other field may be one")
             else:
                 _put_texts(upload, name, [str(each) for each in values])
     finally:
@@ -151,7 +162,7 @@ async def _read_form(request: Request, upload: Upload, max_images: int) -> None:
 
 
 def _put_texts(upload: Upload, name: str, values: list[str]) -> None:
-    """Of an address or a form; only a filter may have several."""
+    """Stores an option of an address or a form. Only a filter may have several values."""
     if name != "filter" and len(values) != 1:
         raise Problem("invalid", f"{name[:60]!r} is given twice")
     _put(upload, name, values if name == "filter" else values[0])

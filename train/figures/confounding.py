@@ -1,10 +1,11 @@
-"""`couce analyze confounding`: what an embedding of the demo set is made of, and what the gate makes of it.
+"""`couce analyze confounding`: what explains the demo set's embeddings, and what the gate selects.
 
-On drawn pictures it is known what stands where: class, background and light of each. For each of these
-this says which share of the embeddings' variance it explains (η², the variance between its groups by all
-of it). The variance gate of ODBA takes for background what varies within classes and not between them; its
-correlation, over the channels, with what each factor explains shows what it really selects. And the norms of
-the gradients that reach the embeddings show what the terms of the objective weigh beside each other.
+The class, the background and the light of each drawn image are known. For each of these factors, the
+analysis measures the share of the embeddings' variance that it explains: η², the variance between
+the groups of the factor divided by the whole variance. The gate of ODBA takes a channel for
+background if it varies within classes and not between them. The correlation over the channels
+between the gate and the share of each factor shows what the gate really selects. The norms of the
+gradients that reach the embeddings show how much the terms of the objective count.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,20 +31,22 @@ FACTORS = ("class", "background", "light")
 
 class Explained(NamedTuple):
     shares: dict[str, float]  # of the variance, by factor
-    gate: dict[str, float] | None  # correlation with each factor's share over the channels
+    gate: dict[str, float] | None  # its correlation with each factor's share
 
 
 class Confounding(NamedTuple):
     train: Explained
     test: Explained
-    gate: tuple[float, float, float] | None  # least, middle and largest value
-    gradients: dict[str, float]  # norm of each weighted term's gradient, beside the base loss's
+    gate: tuple[float, float, float] | None  # smallest, median and largest value
+    gradients: dict[str, float]  # norm of each weighted term's, divided by the base loss's
 
 
 def analyse(run: TrainedRun) -> Confounding:
-    """Of the run's last epoch."""
+    """The analysis of one run."""
     if run.data.name != "demo":
-        raise CouceError(f"{run.name} was not trained on the demo set, whose backgrounds are known")
+        raise CouceError(
+            f"{run.name} was not trained on the demo set; only there are the backgrounds known"
+        )
     odba = run.objective.odba
     gate = None if odba is None else odba.gate.numpy()
     plan = read_plan(run.data.root)
@@ -73,7 +76,7 @@ def analyse(run: TrainedRun) -> Confounding:
 def variances(
     rows: NDArray[np.float32], groups: NDArray[np.intp]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each channel of ``rows`` (N, d): the variance between ``groups`` (N,), and all of it.
+    """For each channel of ``rows`` (N, d) the variance between ``groups`` (N,), and all variance.
 
     >>> variances(np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1]))
     (array([25.]), array([26.]))
@@ -108,7 +111,7 @@ def _gradients(run: TrainedRun) -> dict[str, float]:
 
 
 def _seeded(objective: CouCE) -> Callable[[Tensor], Tensor] | None:
-    """The intervention with the same draw each time this is asked."""
+    """The intervention, with the same random draw at each call."""
     msrci = objective.intervention
     return None if msrci is None else lambda maps: msrci(maps, torch.Generator().manual_seed(0))
 
@@ -129,17 +132,17 @@ def confounding(runs: Sequence[TrainedRun]) -> Section:
             rows.append((name if half == "train" else "", half, *cells, *last))
     return Section(
         name="confounding",
-        title="What embeddings of the demo set are made of",
+        title="What explains the embeddings of the demo set",
         about=(
             "The share of the embeddings' variance, in percent, that class, background and light"
-            " explain (η²);"
-            " in brackets the correlation, over the channels, of ODBA's gate with what each explains. Gate:"
-            " its least, middle and largest value. Gradients: the norm of each weighted term's on the"
-            " clean embeddings of one batch, beside the base loss's."
+            " explain (η²). In brackets: the correlation, over the channels, of ODBA's gate with this"
+            " share. Gate: its smallest, median and largest value. Gradients: the norm of the gradient"
+            " of each weighted term on the clean embeddings of one batch, divided by that of the base"
+            " loss."
         ),
         tables=[
             Table(
-                columns=("run", "half", *FACTORS, "gate", "gradients / base loss's"),
+                columns=("run", "half", *FACTORS, "gate", "gradients / base loss"),
                 rows=tuple(rows),
             )
         ],

@@ -1,7 +1,8 @@
 """`couce analyze dictionary`: what ODBA's dictionary holds (paper, Sec. odba_analysis).
 
-The gate channel by channel; atoms with the training images nearest to them; and how many directions the
-dictionary spans, by its effective rank (Roy and Vetterli, 2007), for more and more of its newest rows.
+The analysis shows the gate of each channel, atoms (rows of the dictionary) with the training images
+nearest to them, and how many directions the dictionary spans. This number is the effective rank (Roy
+and Vetterli, 2007) of the newest k rows, for growing k.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ Rows = NDArray[np.float32]
 
 class Contents(NamedTuple):
     gate: Rows  # (d,)
-    atoms: Rows  # (filled, d), the newest first
+    atoms: Rows  # (filled, d), newest first
     ranks: dict[int, float]  # effective rank of the newest k atoms
-    attended: float  # to how many atoms an embedding attends, as exp of the weights' entropy
+    attended: float  # how many atoms an embedding attends to: exp of the entropy of the weights
 
 
 def effective_rank(rows: NDArray[np.floating]) -> float:
@@ -42,14 +43,17 @@ def effective_rank(rows: NDArray[np.floating]) -> float:
 
 
 def newest_first(odba: ODBA) -> Rows:
-    """The filled rows of the queue, from the last that came in to the oldest."""
+    """The filled rows of the queue, from the newest to the oldest."""
     filled, pointer = int(odba.filled), int(odba.pointer)
     order = (pointer - 1 - np.arange(filled)) % odba.capacity
     return odba.dictionary.numpy()[order]
 
 
 def spread_atoms(atoms: Rows, count: int) -> list[int]:
-    """Atoms far from each other: the one nearest to the mean, then always the farthest from those taken."""
+    """The indices of ``count`` atoms that lie far from each other.
+
+    The first one is nearest to the mean. Each further one is the farthest from those taken so far.
+    """
     centre = atoms.mean(axis=0)
     taken = [int(np.argmax(atoms @ centre))]
     closeness = atoms @ atoms[taken[0]]
@@ -60,11 +64,11 @@ def spread_atoms(atoms: Rows, count: int) -> list[int]:
 
 
 def contents(run: TrainedRun, rows: Rows) -> Contents:
-    """``rows`` (N, d): raw embeddings of the pictures that attend."""
+    """What the dictionary holds. ``rows`` (N, d) are the embeddings that attend to it."""
     odba = run.objective.odba
     if odba is None or not int(odba.filled):
         raise CouceError(
-            f"{run.name} was trained without ODBA, or not at all: it has no dictionary"
+            f"the dictionary of {run.name} is missing or empty; give a run that trained with ODBA"
         )
     atoms = newest_first(odba)
     sizes = [2**n for n in range(4, 20) if 2**n < len(atoms)] + [len(atoms)]
@@ -80,12 +84,12 @@ def contents(run: TrainedRun, rows: Rows) -> Contents:
 
 
 def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) -> Section:
-    """Gates and ranks of all runs; atoms of the first."""
+    """The gates and ranks of all runs, and the atoms of the first one."""
     found = {}
     for run in runs:
         split = sample(run.learned, images, images // 4)
         unit, split = embed_split(run, split)
-        found[run.name] = (contents(run, _as_asked(run, split, unit)), unit, split)
+        found[run.name] = (contents(run, _queries(run, split, unit)), unit, split)
     first, unit, split = found[runs[0].name]
     gated = unit * first.gate
     gated /= np.maximum(np.linalg.norm(gated, axis=1, keepdims=True), 1e-12)
@@ -96,7 +100,9 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
         for name, (each, _, _) in found.items():
             panels[0].plot(np.sort(each.gate)[::-1], label=name)
             panels[1].plot(list(each.ranks), list(each.ranks.values()), "o-", label=name)
-        panels[0].set(title="gate, channels by its value", xlabel="channel", ylim=(-0.02, 1.02))
+        panels[0].set(
+            title="gate, channels sorted by its value", xlabel="channel", ylim=(-0.02, 1.02)
+        )
         panels[1].set(title="effective rank of the newest k atoms", xlabel="k", xscale="log")
         logarithmic(panels[1].xaxis)
         panels[1].legend(fontsize=7)
@@ -113,14 +119,15 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
         name="dictionary",
         title="What the dictionary holds",
         about=(
-            "The gate w of ODBA by channel (1: taken for background), the effective rank of the dictionary,"
-            " and to how many of its atoms an embedding attends (the exponential of the weights'"
-            " entropy: as many as there are if it averages over all). A rank that stops growing with k says"
-            " that more rows add no new directions.\n\n"
-            f"Below, a row for each of {len(chosen)} atoms of {runs[0].name} that lie far from"
-            " each other, with"
-            " the training images whose gated embeddings are nearest to it and their cosines. If an atom is a"
-            " background, its row shows one background and many classes."
+            "The gate w of ODBA for each channel (1: taken for background), the effective rank of the"
+            " dictionary, and the number of atoms (its rows) that an embedding attends to. This number"
+            " is the exponential of the entropy of the attention weights. It is the number of all atoms"
+            " if an embedding averages over them. If the rank stops growing with k, more rows add no"
+            " new directions.\n\n"
+            f"Below is a row for each of {len(chosen)} atoms of {runs[0].name} that lie far from each"
+            " other. It shows the training images whose gated embeddings are nearest to the atom, with"
+            " their cosines. If an atom stands for a background, its row shows one background and many"
+            " classes."
         ),
         tables=[
             Table(
@@ -130,7 +137,7 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
                     "filled",
                     "effective rank",
                     "attended atoms",
-                    "gate: least, middle, largest",
+                    "gate: smallest, median, largest",
                 ),
                 rows=tuple(
                     (
@@ -148,7 +155,10 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
         ],
         pictures=[
             (draw(paint, columns=2), "The gate's values and the dictionary's effective rank."),
-            (picture, "Each row: an atom's nearest training images, with the cosine."),
+            (
+                picture,
+                "Each row shows the training images nearest to one atom, with their cosines.",
+            ),
         ],
         values={
             run.name: {
@@ -164,8 +174,8 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
 
 
 @torch.inference_mode()
-def _as_asked(run: TrainedRun, split: Split, unit: Rows) -> Rows:
-    """What asks the dictionary in training: raw embeddings, or with ``attention = "unit"`` these."""
+def _queries(run: TrainedRun, split: Split, unit: Rows) -> Rows:
+    """What attends to the dictionary in training: raw embeddings, or unit ones if so set."""
     if run.settings.odba.attention == "unit":
         return unit
     return np.concatenate([run.network(x).cpu().numpy() for x, _ in load_images(run, split)])

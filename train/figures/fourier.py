@@ -1,9 +1,10 @@
-"""`couce analyze fourier`: what the intervention does to amplitude and phase (paper, Table msrci_fourier).
+"""`couce analyze fourier`: how MSRCI changes amplitude and phase (paper, Table msrci_fourier).
 
-The paper gives ‖Φ̃ − Φ‖/‖Φ‖ and ‖Ã − A‖/‖A‖ of the whole spectrum. Two things differ here. A difference of
-phases is wrapped to (−π, π], as −3.1 and 3.1 are neighbours; and phases count by their bin's amplitude, as
-an empty bin has a phase of noise. The paper's formula as it is written stands beside it. Both are measured
-on the maps that come out, not taken from the factors that went in.
+The paper gives ‖Φ̃ − Φ‖/‖Φ‖ and ‖Ã − A‖/‖A‖ of the whole spectrum. Two things differ here. A difference
+of phases is wrapped to (−π, π], because −3.1 and 3.1 are neighbours. Phases are weighted by the
+amplitude of their bin, because the phase of an empty bin is noise. The paper's formula, as it is
+written, is given as well. All values are measured on the maps that come out of MSRCI, not taken from
+the factors that it drew.
 """
 
 from collections.abc import Iterator
@@ -23,15 +24,15 @@ SCHEDULES = ("custom", "linear", "exponential", "uniform")  # custom is the pape
 
 
 class Change(NamedTuple):
-    """Relative, of one ring of the spectrum or all of it."""
+    """Relative changes, of one ring of the spectrum or of the whole spectrum."""
 
     amplitude: float
     phase: float  # wrapped, weighted by amplitude
-    literal: float  # of the phase as the paper's formula is written: neither
+    literal: float  # of the phase by the paper's formula: neither wrapped nor weighted
 
 
 def interventions(run: TrainedRun) -> dict[str, MSRCI]:
-    """MSRCI with each schedule, and the run's own bands, strength and scope."""
+    """MSRCI with each schedule, and with the bands, strength and scope of the run."""
     msrci = run.settings.msrci
     return {
         name: MSRCI(band_strengths(name, msrci.bands, msrci.strongest), msrci.scope)
@@ -40,7 +41,7 @@ def interventions(run: TrainedRun) -> dict[str, MSRCI]:
 
 
 def wrapped(difference: Tensor) -> Tensor:
-    """Angles as they are between −π and π, π itself included.
+    """The same angles in the interval (−π, π].
 
     >>> wrapped(torch.tensor([0.5, 6.2])).round(decimals=3)
     tensor([ 0.5000, -0.0830])
@@ -49,10 +50,10 @@ def wrapped(difference: Tensor) -> Tensor:
 
 
 def phase_and_amplitude(maps: Tensor, changed: Tensor, rings: int) -> Tensor:
-    """Sums (rings, 6) over the spectra of ``maps`` and ``changed`` (N, C, H, W), ring by ring.
+    """Sums (rings, 6) over the spectra of ``maps`` and ``changed`` (N, C, H, W), for each ring.
 
-    Squares of: A's change, A; the wrapped change of Φ weighted by A, Φ so weighted; the plain change of
-    Φ, Φ. A bin of the half spectrum that stands for two counts twice.
+    The six are sums of squares: the change of A, and A; the wrapped change of Φ, and Φ, both weighted
+    by A; the plain change of Φ, and Φ. A bin of the half spectrum that stands for two counts twice.
     """
     height, width = maps.shape[-2:]
     before, after = (torch.fft.rfft2(x.double()) for x in (maps, changed))
@@ -78,14 +79,14 @@ def phase_and_amplitude(maps: Tensor, changed: Tensor, rings: int) -> Tensor:
 
 
 def change(sums: Tensor) -> Change:
-    """Of sums (6,) of :func:`phase_and_amplitude`."""
+    """The relative changes from six sums (6,) of :func:`phase_and_amplitude`."""
     roots = sums.sqrt().tolist()
     return Change(*(roots[n] / roots[n + 1] if roots[n + 1] else 0.0 for n in (0, 2, 4)))
 
 
 @torch.inference_mode()
 def measure(run: TrainedRun, images: int, seed: int) -> dict[str, list[Change]]:
-    """By schedule: the change in all, then in each ring."""
+    """For each schedule: the change of the whole spectrum, then of each ring."""
     rings = run.settings.msrci.bands
     modules = interventions(run)
     sums = {name: torch.zeros(rings, 6, dtype=torch.float64) for name in modules}
@@ -135,10 +136,11 @@ def fourier(run: TrainedRun, images: int = 400, seed: int = 0) -> Section:
         name="fourier",
         title="What the intervention changes in the spectrum",
         about=(
-            f"The feature maps of {run.name} after {run.network.backbone.split}, on about {images} test"
-            " images, before and after MSRCI, schedule by schedule; custom is the paper's. Relative change"
-            " of amplitude, and of phase (wrapped, weighted by amplitude). Phase is to stay what it was"
-            " but for rounding, amplitude to change, and most in the outer rings unless uniformly."
+            f"The feature maps of {run.name} after {run.network.backbone.split}, for about {images} test"
+            " images, before and after MSRCI, for each schedule (custom is the paper's). The table has"
+            " the relative changes of amplitude and of phase (wrapped, weighted by amplitude). The phase"
+            " should change by rounding only. The amplitude should change, and with every schedule but"
+            " uniform it should change most in the outer rings."
         ),
         tables=[
             Table(

@@ -1,1 +1,1 @@
-"""Many trainings side by side, kept so that an interrupted study goes on where it was."""
+"""Studies: many trainings side by side. An interrupted study continues where it stopped."""

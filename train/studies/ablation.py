@@ -1,7 +1,7 @@
-"""`couce analyze ablation`: methods side by side, over seeds and any setting.
+"""`couce analyze ablation`: compares methods over several seeds and over the values of any setting.
 
-The paper's Tables ablation_main and generality, its figure of sensitivity, and all tables of its appendix
-that train anew: docs/analysis.md lists the command of each.
+This makes the paper's Tables ablation_main and generality, its figure of sensitivity, and all tables
+of its appendix that need new trainings. docs/figures.md lists the command for each of them.
 """
 
 import json
@@ -33,11 +33,12 @@ def ablation(
     folder: Path,
     jobs: int,
 ) -> tuple[dict[str, dict[str, Spread]], str]:
-    """Trains what is missing and returns mean and spread of the last epoch's metrics, and of what they are:
-    the test half or, with ``test = false`` among the settings, held-out classes.
+    """Trains the runs that are missing. Returns mean and spread of the metrics, and what they measure.
 
-    The last epoch, not the best: choosing one by what is measured would flatter all of them. What was
-    found, run by run, is in ``folder``, in a file of the section's name.
+    What they measure is the test half or, with ``test = false`` among the settings, the held-out
+    classes. The metrics are those of the last epoch: choosing the best epoch by the same metrics
+    would flatter all methods. The results of each run are written to ``folder``, to a JSON file with
+    the name of the section.
     """
     for method in methods:
         if method not in METHODS:
@@ -66,7 +67,7 @@ def ablation(
 
 
 def section_name(over: Sequence[str]) -> str:
-    """Another one for other settings that are gone through, so that one study does not replace another's.
+    """The name of the section. It has the varied settings, so that studies keep separate files.
 
     >>> section_name([]), section_name(["odba.capacity=512,1024", "lr=0.1"])
     ('ablation', 'ablation-odba.capacity-lr')
@@ -77,7 +78,7 @@ def section_name(over: Sequence[str]) -> str:
 def ablation_section(
     rows: dict[str, dict[str, Spread]], seeds: int, over: Sequence[str], judged: str
 ) -> Section:
-    """The table, and a picture of R@1 and MAP@R: over a setting if one was gone through."""
+    """The table, and a figure of R@1 and MAP@R: a curve over the setting, if one was varied."""
     measured = f"{judged.capitalize()}, last epoch, in percent"
     return Section(
         name=section_name(over),
@@ -85,14 +86,15 @@ def ablation_section(
         about=(
             (
                 f"{measured}: mean ± sample deviation over {seeds} seeds."
-                " With few seeds a difference smaller than the spreads is no difference."
+                " With few seeds, a difference smaller than the deviations means nothing."
                 if seeds > 1
-                else f"{measured}. One seed: how far runs differ is not known."
+                else f"{measured}. There is one seed, so nothing is known about chance differences."
             )
-            + f" The last epoch, not the best one: choosing by the {judged} would flatter all of them."
+            + " The metrics are those of the last epoch, not of the best one:"
+            f" choosing an epoch by the {judged} would flatter all methods."
         ),
         tables=[spread_table(rows, seeds > 1)],
-        pictures=[(_picture(rows, over), "Mean, and one deviation either way.")],
+        pictures=[(_picture(rows, over), "The mean, with one sample deviation to either side.")],
         values={
             "seeds": seeds,
             "over": list(over),
@@ -102,7 +104,7 @@ def ablation_section(
 
 
 def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.Image:
-    # A row's name is its settings, then its method.
+    # The name of a row is its varied settings, then its method.
     points = [(name.rpartition(" ")[0], name.rpartition(" ")[2]) for name in rows]
     if over:
         names = list(dict.fromkeys(point for point, _ in points))
@@ -138,7 +140,7 @@ def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.I
 
 
 def spread_table(rows: dict[str, dict[str, Spread]], several: bool) -> Table:
-    """The paper's five metrics in percent, a row each; mean ± spread of ``several`` runs."""
+    """The paper's five metrics in percent. With ``several`` seeds: mean ± sample deviation."""
     return Table(
         columns=("", *METRICS),
         rows=tuple(

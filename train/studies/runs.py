@@ -1,4 +1,4 @@
-"""Many runs of training, side by side, kept: an interrupted study goes on where it was."""
+"""The runs of a study, side by side. Finished ones are kept and not trained again."""
 
 import hashlib
 import json
@@ -21,18 +21,22 @@ Metrics = dict[str, float]
 
 
 class Cell(NamedTuple):
-    """One run: its place in the table (which setting, which method), and how to start it."""
+    """One run: its place in the table (setting and method), and the arguments that start it."""
 
-    over: tuple[str, ...]  # "confounding=0.5"
+    over: tuple[str, ...]  # the varied settings, such as "confounding=0.5"
     method: str
     seed: int
-    data: tuple[str, ...]  # of `couce train`: what to train on
-    settings: tuple[str, ...]  # of `couce train`: how
-    content: tuple[str, ...]  # what the names in these stand for, and what is in the files
+    data: tuple[str, ...]  # arguments of `couce train`: the data set
+    settings: tuple[str, ...]  # arguments of `couce train`: everything else
+    # The recipes that the names in these arguments stand for, and hashes of the files.
+    content: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The run's folder: readable, and another one for other arguments, or if they mean something else."""
+        """The name of the run's folder.
+
+        Its hash changes with the arguments, and with what their names and files stand for.
+        """
         what = json.dumps([self.data, self.settings, self.content])
         digest = hashlib.sha256(what.encode()).hexdigest()[:8]
         return "-".join([*self.over, self.method, f"seed{self.seed}", digest]).replace("/", "_")
@@ -47,15 +51,15 @@ def cells(
 ) -> list[Cell]:
     """Every method with every seed, for every combination of the values in ``over``.
 
-    ``over`` holds ``key=a,b,c``, the key being any setting, or ``confounding`` of the demo set. The
-    seeds are the outer loop: a study that is stopped early has whole tables of fewer seeds.
+    ``over`` holds texts ``key=a,b,c``. The key is any setting, or ``confounding`` of the demo set.
+    Seeds are the outer loop, so a study that is stopped early has whole tables of fewer seeds.
 
     >>> [c.name[:-9] for c in cells(["demo"], [], ["base", "couce"], 1, ["confounding=0,1"])]
     ['confounding=0-base-seed0', 'confounding=0-couce-seed0', \
 'confounding=1-base-seed0', 'confounding=1-couce-seed0']
     """
     if len(set(methods)) < len(methods):
-        raise CouceError(f"a method stands twice in {','.join(methods)}")
+        raise CouceError(f"a method is named twice in {','.join(methods)}; name each one once")
     axes = []
     for axis in over:
         key, sign, values = axis.partition("=")
@@ -63,7 +67,7 @@ def cells(
             raise CouceError(f"--over takes key=a,b, such as msrci.strongest=0.4,0.8, not {axis!r}")
         axes.append([(key, value) for value in values.split(",")])
     _refuse_twice(settings, [axis[0][0] for axis in axes])
-    # A set's name is no path, though a folder may be called so: `couce demo` makes one.
+    # The name of a set is not a path, even if a folder has that name: `couce demo` makes one.
     named = data[0] == "demo" or data[0] in DATASETS
     content = _content([*data[named:], *settings])
     found = []
@@ -84,19 +88,19 @@ def cells(
 
 
 def _refuse_twice(settings: Sequence[str], over: Sequence[str]) -> None:
-    """One of two would silently win."""
+    """Refuses settings that are given twice: one of the two would silently win."""
     for own, instead in (("method", "--methods"), ("seed", "--seeds")):
         if own in over or any(word.partition("=")[0] == f"--{own}" for word in settings):
-            raise CouceError(f"a study sets {own} itself: say which with {instead}")
+            raise CouceError(f"a study sets {own} itself; choose it with {instead}")
     words = [word.removeprefix("--set=") for word in settings]
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
     for key in over:
         if key in given:
-            raise CouceError(f"{key} is given twice, by itself and with --over")
+            raise CouceError(f"{key} is given twice, by itself and with --over; leave one out")
 
 
 def _content(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Of the files among them their hashes, of the folders where they are and how many files they hold."""
+    """The hashes of the files among the arguments; the paths of the folders and their file counts."""
     found = []
     for argument in arguments:
         path = Path(argument.rpartition("=")[2])
@@ -111,9 +115,9 @@ def _content(arguments: Iterable[str]) -> tuple[str, ...]:
 def run_cells(
     todo: Sequence[Cell], folder: Path, jobs: int
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """The ``result.json`` of each run as it ends; those that are there already come first.
+    """Yields each run with its ``result.json`` as soon as it ends. Finished runs are not repeated.
 
-    Each run is a process of its own with its share of the cores, and writes to ``folder/NAME``.
+    Each run is a process of its own with its share of the cores. It writes to ``folder/NAME``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, usable_cores() // jobs)
@@ -131,13 +135,13 @@ def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
     result = target / "result.json"
     if not _readable(result):
         command = [sys.executable, "-m", "couce", "train", *cell.data]
-        if (target / "last.pt").exists():  # interrupted: its settings are in its folder
+        if (target / "last.pt").exists():  # interrupted; its folder has its settings
             command += ["--resume", str(target)]
         else:
             command += [*cell.settings, "--out", str(target)]
         log = target.with_name(f"{target.name}.log")
         with log.open("w") as file:
-            done = subprocess.run(  # noqa: S603 (this very command, no shell)
+            done = subprocess.run(  # noqa: S603 (our own command, no shell)
                 command,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.DEVNULL,
@@ -146,8 +150,8 @@ def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
                 check=False,
             )
         if done.returncode:
-            last = (log.read_text().splitlines() or ["it said nothing"])[-1]
-            raise CouceError(f"the run {cell.name} failed: {last} (the whole of it is in {log})")
+            last = (log.read_text().splitlines() or ["it wrote nothing"])[-1]
+            raise CouceError(f"the run {cell.name} failed: {last} (its whole output is in {log})")
     return json.loads(result.read_text())
 
 
@@ -160,7 +164,7 @@ def _readable(result: Path) -> bool:
 
 class Spread(NamedTuple):
     mean: float
-    deviation: float  # the sample's; 0 for one value
+    deviation: float  # the sample deviation; 0 for a single value
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
@@ -170,7 +174,7 @@ class Spread(NamedTuple):
 def summarise(
     results: Iterable[tuple[Cell, Metrics]], rows: Callable[[Cell], str]
 ) -> dict[str, dict[str, Spread]]:
-    """Mean and spread of each metric over the runs that ``rows`` gives the same name."""
+    """Mean and spread of each metric over all runs to which ``rows`` gives the same name."""
     groups: dict[str, list[Metrics]] = {}
     for cell, metrics in results:
         groups.setdefault(rows(cell), []).append(metrics)
