@@ -1,11 +1,12 @@
-"""What two things that only a CPU needs bring to a training step of the `cpu` preset.
+"""Measures two optimisations of a training step on a CPU, with the `cpu` preset.
 
     python benchmarks/cpu_step.py [--steps 10] [--rounds 3]
 
-Forward, backward and Adam of mobilenet_v2 at 128 pixels with stage1 frozen, batch 120: as torch does it, then
-with freed memory kept (`couce.machine.allocator`), then also with the frozen stage's BatchNorm folded into its
-convolutions (`couce.backbones.folding`), as `couce train` has both. How memory is kept is a matter of the
-whole process, so each is one of its own; they take turns.
+A step is forward, backward and Adam of mobilenet_v2 at 128 pixels, with stage1 frozen and a batch
+of 120. It is measured in three cases: as torch does it; with freed memory kept
+(`couce.machine.allocator`); and also with the BatchNorm of the frozen stage folded into its
+convolutions (`couce.backbones.folding`). `couce train` uses both. Keeping memory affects the whole
+process, so each case runs in a separate process. The cases take turns.
 """
 
 import argparse
@@ -64,8 +65,8 @@ def measure(kept: bool, folded: bool, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="steps that a process measures")
+    parser.add_argument("--rounds", type=int, default=3, help="processes for each case")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:

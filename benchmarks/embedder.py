@@ -1,9 +1,10 @@
-"""What `Embedder` reaches of what onnxruntime and the decoder allow.
+"""Compares the throughput of `Embedder` with the bound that onnxruntime and the decoder set.
 
     python benchmarks/embedder.py MODEL.onnx FOLDER [--images 2000] [--rounds 4]
 
-Model and decoder share the cores, so the bound of images/s is 1 / (1/model alone + 1/decoding alone).
-The three take turns within one process, on a share of the images each turn; memory is read after each.
+Model and decoder share the cores, so the bound is 1 / (1/model alone + 1/decoding alone) images/s.
+Model, decoding and `Embedder` take turns within one process, each turn on another part of the
+images. The memory of the process is read after each turn.
 """
 
 import argparse
@@ -20,17 +21,20 @@ from couce.embedder import Embedder
 
 
 def resident() -> float:
-    """MB that this process holds now."""
+    """The resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="The ONNX model, from `couce export`.")
+    parser.add_argument("folder", type=Path, help="A folder of images.")
+    parser.add_argument("--images", type=int, default=2000, help="How many images to use.")
+    parser.add_argument("--rounds", type=int, default=4, help="How many turns there are.")
     arguments = parser.parse_args()
     files = image_files(arguments.folder)
     files = files[:: max(1, len(files) // arguments.images)][: arguments.images]
@@ -67,7 +71,7 @@ def main() -> None:
             rates[kind].append(len(paths) / (time.perf_counter() - start))
         memory.append(resident())
     middle = {kind: statistics.median(values) for kind, values in rates.items()}
-    # Each turn has its own bound: the machine's speed changes from one to the next.
+    # Each turn has its own bound, because the speed of the machine changes over time.
     bounds = [
         1 / (1 / one + 1 / other)
         for one, other in zip(rates["model alone"], rates["decoding alone"], strict=True)

@@ -1,10 +1,11 @@
-"""Building an index of real JPEGs, beside what the embedder alone takes for them.
+"""Compares building an index of JPEG files with embedding them alone.
 
     python benchmarks/index_build.py MODEL.onnx PHOTOS [--images 2000] [--rounds 3]
 
-PHOTOS is a folder of class folders. The embedder alone reads, decodes and embeds the same files and keeps
-nothing; both take turns. Bounds: the build at 0.9 or more of the embedder's rate; a second build, with
-nothing new, in 5 % of the time of the first. Imports and the loading of the model are in neither.
+PHOTOS is a folder of class folders. The embedder alone reads, decodes and embeds the same files,
+but stores nothing. Both run in turns. There are two bounds. The build must reach at least 0.9 of
+the embedder's rate. A second build without new files may take at most 5 % of the time of the first.
+The times include neither imports nor the loading of the model.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from couce.index.local.index import LocalIndex
 
 
 def linked(photos: Path, count: int, gallery: Path) -> Path:
-    """A gallery of so many of the photos, as links, evenly from all classes."""
+    """Makes a gallery with links to ``count`` of the photos, spread evenly over the classes."""
     files = image_files(photos)
     step = max(1, len(files) // count)
     for path in files[::step][:count]:
@@ -34,6 +35,7 @@ def linked(photos: Path, count: int, gallery: Path) -> Path:
 
 
 def index(gallery: Path, embedder: Embedder, folder: Path) -> int:
+    """Builds the index and returns the number of new items."""
     with LocalIndex(folder, "write", embedder.hash, background=False) as found:
         summary = build(gallery, found, in_process(lambda: embedder))
         if summary.changed:
@@ -42,6 +44,7 @@ def index(gallery: Path, embedder: Embedder, folder: Path) -> int:
 
 
 def timed(work: Callable[[], object]) -> float:
+    """The seconds that ``work`` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -49,16 +52,20 @@ def timed(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("model", type=Path, help="an ONNX model that embeds the images")
+    parser.add_argument("photos", type=Path, help="a folder with a folder of images per class")
+    parser.add_argument(
+        "--images", type=int, default=2000, help="how many of the photos are used (default: 2000)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each time is measured (default: 3)"
+    )
     arguments = parser.parse_args()
     embedder = Embedder(arguments.model)
     with tempfile.TemporaryDirectory() as name:
         gallery = linked(arguments.photos, arguments.images, Path(name) / "gallery")
         files = image_files(gallery)
-        embedder.embed(files[:64])
+        embedder.embed(files[:64])  # warms up
         alone, first, second = [], [], []
         folder = Path(name) / "index"
         for _ in range(arguments.rounds):

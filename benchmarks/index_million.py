@@ -1,11 +1,16 @@
-"""A million vectors: what `auto` chooses, beside exact search and beside FAISS alone.
+"""Compares an index of a million vectors with exact search and with FAISS alone.
 
     python benchmarks/index_million.py [--vectors 1000000] [--dim 512] [--keep FOLDER]
 
-The vectors lie in clusters of about 50, as those of classes do: each is a random centre plus as much noise.
-Queries are drawn from the same clusters and are not in the gallery. Every contestant has a process of its
-own: FAISS exact (a flat index in memory), FAISS alone on the very file of the index, read into memory and
-searched with the tuned parameters, and ours. --keep uses the folder again, or makes it.
+The index has the structure that `auto` chooses. The vectors lie in clusters of about 50, like the
+images of a class: each is a random centre plus noise of the same length. The queries come from the
+same clusters but are not in the index. Three contestants run, each in its own process:
+
+- exact: exact search in a flat FAISS index in memory
+- faiss: FAISS alone on the FAISS file of the index, read into memory, with the tuned parameters
+- ours: the index itself
+
+With --keep, the index stays in the folder and is used again by the next run.
 """
 
 import argparse
@@ -21,13 +26,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CLUSTER, NOISE = 50, 1.0  # vectors of a cluster; as long as its centre
-QUERIES, SINGLE, K = 1000, 200, 10
-BLOCK = 10_000
+CLUSTER = 50  # vectors of a cluster
+NOISE = 1.0  # length of the noise, in lengths of a centre
+QUERIES, K = 1000, 10
+SINGLE = 200  # queries that are timed one by one
+BLOCK = 10_000  # vectors that are added at once
 
 
 def draw(count: int, dim: int, seed: int, vectors: int) -> NDArray[np.float32]:
-    """``count`` rows of a set of ``vectors``."""
+    """Draws ``count`` vectors (count, dim) from the clusters of a set with ``vectors`` vectors."""
     shape = (max(1, vectors // CLUSTER), dim)
     centres = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     rng = np.random.default_rng((1, seed))
@@ -37,7 +44,7 @@ def draw(count: int, dim: int, seed: int, vectors: int) -> NDArray[np.float32]:
 
 
 def memory(field: str) -> int:
-    """A field of /proc/self/status in bytes."""
+    """The value of a field in /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -45,6 +52,7 @@ def memory(field: str) -> int:
 
 
 def make(folder: Path, vectors: int, dim: int) -> None:
+    """Builds the index."""
     from couce.index import NewItem
     from couce.index.commands import measured_line
     from couce.index.local.index import LocalIndex
@@ -65,12 +73,12 @@ def make(folder: Path, vectors: int, dim: int) -> None:
         print(f"added in {time.perf_counter() - start:.0f} s", flush=True)
         start = time.perf_counter()
         manifest = index.compact()
-        print(f"arranged in {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"compacted in {time.perf_counter() - start:.0f} s", flush=True)
     print(measured_line(manifest.structure), flush=True)
 
 
 def singles(search: Any, queries: NDArray[np.float32]) -> float:
-    """Milliseconds of one query, the middle one of many."""
+    """The median time of a single query, in milliseconds."""
     times = []
     for query in queries[:, None]:
         start = time.perf_counter()
@@ -105,9 +113,11 @@ def run_faiss(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
     manifest = Manifest.read(folder / "index")
     assert manifest.file is not None  # noqa: S101
     index = faiss.read_index(str(folder / "index" / manifest.file.name))
-    chosen = parameters(innermost(index), manifest.structure.effort)
+    inner = innermost(index)
+    chosen = parameters(inner, manifest.structure.effort)
     index.search(queries, K, params=chosen)
-    innermost(index).index.parallel_mode = 1  # as ours does for a single query
+    if inner.kind == "ivf":
+        inner.index.parallel_mode = 1  # our index sets this for a single query, too
     milliseconds = singles(lambda query: index.search(query, K, params=chosen), queries[:SINGLE])
     return {"ms": milliseconds, "bytes": memory("VmRSS") - before}
 
@@ -128,7 +138,7 @@ def run_ours(folder: Path, queries: NDArray[np.float32]) -> dict[str, Any]:
         found = np.array([[hit.id for hit in row] for row in hits])
         truth = np.load(folder / "truth.npy")
         recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])
-        # In turns with FAISS alone on the same mapped file: what our layer adds to a single query.
+        # The time that our layer adds to a single query. Both run in turns on the same mapped file.
         moment = index._memory._moment  # type: ignore[attr-defined]
         from couce.index.local.structures import innermost, parameters
 
@@ -159,9 +169,15 @@ CONTESTANTS = {"exact": run_exact, "faiss": run_faiss, "ours": run_ours}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vectors", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument(
+        "--vectors", type=int, default=1_000_000, help="number of vectors (default: 1000000)"
+    )
+    parser.add_argument(
+        "--dim", type=int, default=512, help="dimension of the vectors (default: 512)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="folder where the index is kept, and used again if it exists"
+    )
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
@@ -180,15 +196,12 @@ def main() -> None:
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             results[name] = json.loads(output.splitlines()[-1])
     exact, bare, ours = (results[name] for name in CONTESTANTS)
-    print(f"{arguments.vectors} x {arguments.dim}, {QUERIES} queries not in the gallery")
-    print(f"exact search, FAISS flat      {exact['ms']:9.2f} ms a query")
-    print(
-        f"the file in FAISS alone       {bare['ms']:9.2f} ms a query, {bare['bytes'] / 1e9:.2f} GB"
-    )
-    print(
-        f"ours                          {ours['ms']:9.2f} ms a query, {ours['bytes'] / 1e9:.2f} GB"
-    )
-    print(f"ours, one label of 1000       {ours['filtered_ms']:9.2f} ms a query")
+    bare_size, our_size = bare["bytes"] / 1e9, ours["bytes"] / 1e9
+    print(f"{arguments.vectors} x {arguments.dim}, {QUERIES} queries not in the index")
+    print(f"exact search, FAISS flat      {exact['ms']:9.2f} ms per query")
+    print(f"the file in FAISS alone       {bare['ms']:9.2f} ms per query, {bare_size:.2f} GB")
+    print(f"ours                          {ours['ms']:9.2f} ms per query, {our_size:.2f} GB")
+    print(f"ours, one label of 1000       {ours['filtered_ms']:9.2f} ms per query")
     print(f"recall@10                     {ours['recall']:9.4f}     (bound: at least 0.99)")
     print(f"latency / exact               {ours['ms'] / exact['ms']:9.3f}     (bound: at most 0.2)")
     over = ours["ms"] - ours["bare_ms"]
@@ -197,9 +210,7 @@ def main() -> None:
         f"our layer over FAISS, in turns {over:8.3f} ms = {share:.1%} of {ours['bare_ms']:.2f} ms"
         "     (bound: 0.2 ms or 10 %)"
     )
-    print(
-        f"memory / FAISS's              {ours['bytes'] / bare['bytes']:9.3f}     (bound: at most 1.2)"
-    )
+    print(f"memory / FAISS's              {our_size / bare_size:9.3f}     (bound: at most 1.2)")
     print(f"open and first search         {ours['open']:9.3f} s   (bound: at most 2)")
 
 

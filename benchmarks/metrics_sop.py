@@ -1,10 +1,11 @@
-"""The metrics at the size of Stanford Online Products' test half, beside their bound.
+"""Measures the metrics at the size of Stanford Online Products' test half, with their bound.
 
     python benchmarks/metrics_sop.py [--rounds 2] [--images 60502]
 
-Prints, for faiss's own exact k-NN search, for couce.metrics (all but NMI) and for
-pytorch-metric-learning's AccuracyCalculator: seconds, the ratio to faiss, and the peak memory beyond
-the embeddings. Every measurement runs in a process of its own, and the three take turns.
+The bound is the exact k-NN search of faiss. It is compared with couce.metrics (all but NMI) and
+with the AccuracyCalculator of pytorch-metric-learning. For each of the three, this prints the
+seconds, the ratio to faiss, and the peak memory beyond the embeddings. Every measurement runs in a
+separate process, and the three take turns.
 """
 
 import argparse
@@ -25,7 +26,10 @@ IMAGES, DIM, CLASSES, SMALLEST, LARGEST = 60_502, 512, 11_316, 2, 12
 
 
 def make_set(images: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Unit rows around class centres, with 2 to 12 images a class as in the real set."""
+    """Embeddings (N, d) of unit length around class centres, and their labels (N,).
+
+    As in the real set, each class has 2 to 12 images.
+    """
     rng = np.random.default_rng(0)
     classes = images * CLASSES // IMAGES
     room = LARGEST - SMALLEST
@@ -74,7 +78,7 @@ CONTESTANTS: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def memory(field: str) -> int:
-    """A field of /proc/self/status in bytes."""
+    """The value of a field of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -82,11 +86,11 @@ def memory(field: str) -> int:
 
 
 def measure(name: str, folder: Path) -> None:
-    """In a process of its own: loads the set, runs one contestant, prints what it took."""
+    """Loads the set, runs one contestant, and prints its time and memory. Has its own process."""
     x, labels = np.load(folder / "x.npy"), np.load(folder / "labels.npy")
     run = CONTESTANTS[name]
-    run(x[:500], labels[:500])  # imports and thread pools are not what is measured
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+    run(x[:500], labels[:500])  # imports and starts threads before the measurement
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory
     before, start = memory("VmRSS"), time.perf_counter()
     metrics = run(x, labels)
     seconds = time.perf_counter() - start
@@ -95,8 +99,8 @@ def measure(name: str, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--rounds", type=int, default=2, help="measurements of each contestant")
+    parser.add_argument("--images", type=int, default=IMAGES, help="size of the set")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

@@ -1,17 +1,20 @@
-"""What the server reaches under load, beside the bare parts and beside other servers.
+"""Measures the search server under load, and compares it with its bounds and with other servers.
 
-    python benchmarks/serve_load.py MODEL.onnx FOLDER [--clients 1,8,32,128] [--seconds 10] [--rounds 3]
-        [--peers PYTHON]
+    python benchmarks/serve_load.py MODEL.onnx FOLDER [--clients 1,8,32,128] [--seconds 10]
+        [--rounds 3] [--peers PYTHON]
 
-`couce serve` runs as it is, over an index of FOLDER's images; clients in this process send these same images
-to /search over connections that stay open. In turns with it: `Embedder` on the same images (the bound of
-throughput), and decode, model and search one after the other (the bound of latency), in a process of their
-own. PYTHON is an interpreter with couce, litserve and bentoml; then these and a plain FastAPI handler take
-turns too (benchmarks/peers). A client that is told 429 waits as long as it is told. The clients share the
-cores with the server: how much of them they take is said.
+`couce serve` runs over an index of the images in FOLDER. Clients in this process send the same
+images to /search over connections that stay open. The server takes turns with its bounds, which are
+measured in a process of their own. The bound of throughput is `Embedder` on the same images. The
+bound of latency is decoding, model and search one after the other.
 
-At the end the 32 clients search beside an evaluation of 30,000 embeddings; then requests come at twice the
-measured capacity, whether answered or not.
+PYTHON is an interpreter with couce, litserve and bentoml. If it is given, servers with these
+libraries and a plain FastAPI handler take turns, too (benchmarks/peers). A client that gets the
+status 429 waits as long as the answer says. The clients share the cores with the server, so their
+share of the cores is printed.
+
+At the end, 32 clients search while an evaluation of 30,000 embeddings runs. Then requests come at
+twice the measured capacity, whether the earlier ones are answered or not.
 """
 
 import argparse
@@ -49,15 +52,15 @@ SETTLE = 1.0  # seconds of load before it counts
 class Measured:
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
-    latencies: list[float] = field(default_factory=list)  # of what was answered with 200
-    clients: float = 0.0  # seconds of processor time that the clients took
+    latencies: list[float] = field(default_factory=list)  # seconds of requests with status 200
+    clients: float = 0.0  # seconds of processor time that the clients used
 
     @property
     def rate(self) -> float:
         return self.statuses[200] / self.seconds
 
     def quantile(self, q: float) -> float:
-        """Milliseconds."""
+        """The quantile ``q`` of the latencies, in milliseconds."""
         return 1000 * float(np.quantile(self.latencies, q)) if self.latencies else float("nan")
 
     def joined(self, other: "Measured") -> "Measured":
@@ -83,14 +86,14 @@ def request_of(image: bytes, port: int) -> bytes:
 
 
 class Connection:
-    """Just enough of HTTP, so that the clients take little of the cores they share with the server."""
+    """A client with a minimum of HTTP, because it shares the cores with the server."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, request: bytes) -> tuple[int, int]:
-        """Status, and seconds after which to come back."""
+        """Sends a request. Returns its status and the seconds after which to try again."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
@@ -115,7 +118,7 @@ class Connection:
 
 
 async def closed_loop(requests: list[bytes], port: int, clients: int, seconds: float) -> Measured:
-    """So many clients, each with one request at a time."""
+    """Runs ``clients`` clients that each send one request at a time."""
     measured = Measured(seconds)
     begin = time.perf_counter() + SETTLE
     end = begin + seconds
@@ -147,7 +150,7 @@ async def closed_loop(requests: list[bytes], port: int, clients: int, seconds: f
 
 
 async def open_loop(requests: list[bytes], port: int, rate: float, seconds: float) -> Measured:
-    """So many requests a second, whether the earlier ones are answered or not."""
+    """Sends ``rate`` requests a second, whether the earlier ones are answered or not."""
     measured = Measured(seconds)
     free: list[Connection] = []
     start = time.perf_counter()
@@ -174,7 +177,10 @@ async def open_loop(requests: list[bytes], port: int, rate: float, seconds: floa
 def wait_for_port(
     port: int, listening: bool, process: subprocess.Popen[bytes] | None = None
 ) -> bool:
-    """For a minute at most, and not once ``process`` has ended."""
+    """Waits up to a minute until the port listens, or until it no longer does.
+
+    Returns whether this happened before the minute, or ``process``, ended.
+    """
     for _ in range(600):
         try:
             socket.create_connection(("127.0.0.1", port), 0.2).close()
@@ -198,7 +204,7 @@ def server(command: list[str], port: int, log: Path) -> Iterator[None]:
     try:
         if not wait_for_port(port, True, process):
             sys.exit(f"{command} does not listen: {log.read_text()[-2000:]}")
-        time.sleep(3)  # for those that listen before they have loaded
+        time.sleep(3)  # some servers listen before they have loaded the model
         yield
     finally:
         process.terminate()
@@ -207,13 +213,13 @@ def server(command: list[str], port: int, log: Path) -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    # Workers in a session of their own (BentoML's) outlive it for a while, and hold the port.
+    # The workers of BentoML have a session of their own. They run on for a while and keep the port.
     if not wait_for_port(port, False):
-        sys.exit(f"{command} still listens a minute after its end")
+        sys.exit(f"{command} still listens a minute after it was stopped")
 
 
 def reference(model: Path, index: Path, files: list[Path], seconds: float) -> dict[str, float]:
-    """In a process of its own: images/s of the embedder, and ms of the three steps one by one."""
+    """The result of :func:`bare`, measured in a process of its own."""
     program = f"""
 import json, sys, time
 from serve_load import bare
@@ -230,6 +236,7 @@ print(json.dumps(bare({str(model)!r}, {str(index)!r}, {[str(f) for f in files]!r
 
 
 def bare(model: str, index: str, files: list[str], seconds: float) -> dict[str, float]:
+    """Images/s of the embedder, and milliseconds of decoding, model and search in a row."""
     images = [Path(file).read_bytes() for file in files]
     embedder = Embedder(model)
     gallery = open_index(index)
@@ -249,7 +256,7 @@ def bare(model: str, index: str, files: list[str], seconds: float) -> dict[str, 
 
 
 def many_vectors(scratch: Path) -> Path:
-    """Whose evaluation takes a while."""
+    """Writes an npz whose evaluation takes a while."""
     rng = np.random.default_rng(0)
     path = scratch / "vectors.npz"
     np.savez(
@@ -261,14 +268,19 @@ def many_vectors(scratch: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--clients", default="1,8,32,128")
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", type=Path, help="a Python with couce, litserve and bentoml")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="The ONNX model, from `couce export`.")
+    parser.add_argument("folder", type=Path, help="A folder of images.")
+    parser.add_argument("--images", type=int, default=256, help="How many images to use.")
+    parser.add_argument("--clients", default="1,8,32,128", help="Numbers of clients to measure.")
+    parser.add_argument("--seconds", type=float, default=10, help="Seconds of each measurement.")
+    parser.add_argument("--rounds", type=int, default=3, help="How often each server has its turn.")
+    parser.add_argument(
+        "--peers", type=Path, help="A Python interpreter with couce, litserve and bentoml."
+    )
     arguments = parser.parse_args()
     counts = [int(count) for count in arguments.clients.split(",")]
     files = image_files(arguments.folder.absolute())
@@ -303,7 +315,7 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
     requests = [request_of(file.read_bytes(), port) for file in files]
     found: dict[tuple[str, int], Measured] = {}
     references: list[dict[str, float]] = []
-    ratios: list[str] = []  # of 32 clients, turn by turn
+    ratios: list[str] = []  # throughput of 32 clients / embedder, for each turn
     for turn in range(arguments.rounds):
         references.append(reference(model, index, files, arguments.seconds))
         for name, command in commands.items():
@@ -321,19 +333,20 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
     print(f"{'':10}{'clients':>8}{'searches/s':>12}{'p50 ms':>9}{'p99 ms':>9}  statuses")
     for (name, count), each in found.items():
         print(
-            f"{name:10}{count:8}{each.rate:12.1f}{each.quantile(0.5):9.1f}{each.quantile(0.99):9.1f}"
+            f"{name:10}{count:8}{each.rate:12.1f}"
+            f"{each.quantile(0.5):9.1f}{each.quantile(0.99):9.1f}"
             f"  {dict(sorted(each.statuses.items()))}"
         )
     if ("couce", 1) in found:
         single = found["couce", 1].quantile(0.5)
-        print(f"one client: {single:.1f} ms = {single / alone:.3f} of the steps alone")
+        print(f"one client: {single:.1f} ms = {single / alone:.3f} times the steps alone")
     if ("couce", 32) in found:
         at = found["couce", 32]
         taken = at.clients / (at.seconds * usable_cores())
         print(
-            f"32 clients: {at.rate / rate:.3f} of Embedder's throughput (turns {', '.join(ratios)});"
-            f" the clients took {taken:.1%}"
-            f" of the cores, without which it is {at.rate / (1 - taken) / rate:.3f}"
+            f"32 clients: {at.rate / rate:.3f} of Embedder's throughput"
+            f" (turns {', '.join(ratios)}); the clients used {taken:.1%} of the cores;"
+            f" relative to the other cores it is {at.rate / (1 - taken) / rate:.3f}"
         )
         with server(commands["couce"], port, scratch / "couce.log"):
             before = uvloop.run(closed_loop(requests, port, 32, arguments.seconds))
@@ -347,12 +360,13 @@ def run(scratch: Path, arguments: argparse.Namespace, files: list[Path], counts:
             evaluation.join()
             over = uvloop.run(open_loop(requests, port, 2 * at.rate, 2 * arguments.seconds))
         print(
-            f"beside an evaluation (which {state} at the end): {during.rate / before.rate:.3f} of the"
-            f" throughput without, p99 {during.quantile(0.99) / before.quantile(0.99):.2f}"
+            f"during an evaluation (it {state} at the end): {during.rate / before.rate:.3f} of the"
+            " throughput without one,"
+            f" {during.quantile(0.99) / before.quantile(0.99):.2f} times its p99"
         )
         print(
             f"twice that rate: {over.rate:.1f} searches/s, p99 {over.quantile(0.99):.1f} ms ="
-            f" {over.quantile(0.99) / at.quantile(0.99):.2f} of that at capacity,"
+            f" {over.quantile(0.99) / at.quantile(0.99):.2f} times that at capacity,"
             f" statuses {dict(sorted(over.statuses.items()))}"
         )
 

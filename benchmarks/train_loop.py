@@ -1,14 +1,17 @@
-"""What the training loop costs beside the bare step.
+"""Compares the speed of the training loop with that of the bare training step.
 
     python benchmarks/train_loop.py [--data FOLDER] [--steps 12] [--rounds 5]
 
-The bare step is forward, loss, backward and Adam on one batch that lies ready in memory. The loop is
-`couce train`'s own: sampling, decoding JPEGs, cropping, checks and records. Whole stretches of both take
-turns in one process. Three cases: the `cpu` preset with its images decoded once and kept (what every
-epoch but the first is), the same decoding anew each time, and resnet50 at 224 pixels decoding anew.
-Decoding takes the same cores as the step here: the bound is 1 / (1 + decoding alone / bare step).
+The bare step is forward, loss, backward and Adam on one batch that is already in memory. The loop
+is that of `couce train`, which also samples, decodes JPEGs, crops, checks and records. Series of
+steps of both take turns in one process. There are three cases:
 
-Without --data, photo-sized JPEGs are made of the demo set.
+- the `cpu` preset with all images already decoded and kept, as in every epoch after the first;
+- the `cpu` preset that decodes every image each time;
+- resnet50 at 224 pixels that decodes every image each time.
+
+Decoding and the step use the same cores, so the bound is 1 / (1 + decoding alone / bare step).
+Without --data, JPEGs of the size of photos are made from the demo set.
 """
 
 import argparse
@@ -35,7 +38,7 @@ from couce.train.processes import Processes
 from couce.train.settings import TrainSettings, resolve
 
 WORKERS = 2
-# Without end, and never evaluated; what is left of an epoch's end is the checkpoint.
+# The training never ends and is never evaluated. At the end of an epoch, it only saves.
 ENDLESS = {"weights": "none", "warmup": 0, "epochs": 10**6, "evaluate_every": 10**6}
 DECODING = {"cache": "none", "workers": WORKERS}
 SMALL_BATCH = {"batch_classes": 16, "batch_images": 2}
@@ -47,7 +50,7 @@ CASES: dict[str, TrainSettings] = {
 
 
 def photos(folder: Path) -> Path:
-    """JPEGs of 500 x 375 pixels, quality 90, as those of CUB are."""
+    """Writes the demo set as JPEGs of 500 x 375 pixels with quality 90, like those of CUB."""
     drawn = write_demo(folder / "drawn")
     for path in drawn.rglob("*.png"):
         target = folder / "photos" / path.relative_to(drawn).with_suffix(".jpg")
@@ -84,7 +87,7 @@ def compare(name: str, settings: TrainSettings, data: Path, steps: int, rounds: 
 
 
 def bare_step(run: Training) -> Callable[[], None]:
-    """A step on one batch, with nothing around it."""
+    """Returns a function that does one training step on one batch and nothing else."""
     plan = plan_of(run, 0)
     batch = next(training_batches(run.train, run.train.split.labels, plan[:1], 0, 0))
     images = Normalise(run.train.preprocess)(torch.from_numpy(batch.pixels))
@@ -102,7 +105,7 @@ def bare_step(run: Training) -> Callable[[], None]:
 
 
 def decoding(run: Training, steps: int, turn: int) -> float:
-    """Seconds a batch of the loader alone."""
+    """The seconds for each batch of the loader alone."""
     plan = [batch for epoch in range(steps) for batch in plan_of(run, epoch)][:steps]
     batches = training_batches(run.train, run.train.split.labels, plan, 1, turn)
     return timed(lambda: list(batches)) / len(plan)
@@ -121,9 +124,11 @@ def timed(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="class folders of real photos")
-    parser.add_argument("--steps", type=int, default=12, help="of a stretch; resnet50: a quarter")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", type=Path, help="a folder of class folders with real photos")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="steps in a series; resnet50 does a quarter of them"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="series of each kind")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or photos(Path(folder))

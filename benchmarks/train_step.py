@@ -1,14 +1,14 @@
-"""What ODBA and MSRCI add to a training step, beside the bound.
+"""Measures what ODBA and MSRCI add to the time of a training step, with its bound.
 
     python benchmarks/train_step.py [--rounds 40]
 
-One step (forward, backward, Adam) of the base loss, + ODBA, + MSRCI and full CouCE, on `tiny` at
-batch 120 and on resnet50 at batch 16 and 224 pixels. The four take turns within one process, in
-another order each turn, so that the machine's noise meets them alike; the ratio is the median over the
-turns, of wall-clock time and, beside it, of processor time, which other guests of the machine do
-not take from. The bound is the ratio of floating-point operations, forward and backward: for MSRCI 1 + the
-share that stage2 repeats. The peak memory is that of a process of its own that does nothing else.
-`couce analyze overhead` measures the same for all rows of the paper's table.
+This measures one step (forward, backward, Adam) of the base loss, + ODBA, + MSRCI and full CouCE.
+It uses `tiny` with batches of 120, and resnet50 with batches of 16 at 224 pixels. The four take
+turns in one process. Their order changes with every turn, so that all have the same noise. A ratio
+is the median over the turns, for wall-clock time and for processor time. Other programs on the
+machine affect processor time less. The bound is the ratio of floating-point operations, forward and
+backward; for MSRCI, it is 1 + the share that stage2 repeats. The peak memory is that of a separate
+process which does nothing else. `couce analyze overhead` measures all rows of the paper's table.
 """
 
 import argparse
@@ -34,8 +34,10 @@ def compare(case: Case, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--backbone", choices=CASES, action="append", help="only this one")
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each step")
+    parser.add_argument(
+        "--backbone", choices=CASES, action="append", help="measure only this backbone"
+    )
     arguments = parser.parse_args()
     for backbone in arguments.backbone or CASES:
         compare(CASES[backbone], arguments.rounds)

@@ -3,7 +3,7 @@
     client = Client("http://127.0.0.1:8000")
     client.search("bird.jpg", k=5).hits[0].label
 
-A server that is busy says when to come back, and the client does, a few times, before it gives up.
+A busy server says when to try again. The client does so a few times before it gives up.
 """
 
 import json
@@ -27,14 +27,20 @@ _BUSY = (429, 503)
 
 
 class ServerError(CouceError):
-    """What the server says is wrong; ``code`` stays the same between versions."""
+    """An error that the server reports, or a server that cannot be reached.
+
+    Attributes:
+        status: the HTTP status; 0 without an answer.
+        code: the code of the error, which stays the same between versions.
+        retried: whether an earlier try got no answer, or the answer that the server is busy.
+    """
 
     def __init__(
         self,
         sentence: str,
         status: int = 0,
         code: str = "unreachable",
-        retried: bool = False,  # whether an earlier try was not answered, or with "busy"
+        retried: bool = False,
     ) -> None:
         super().__init__(sentence)
         self.status, self.code, self.retried = status, code, retried
@@ -42,23 +48,32 @@ class ServerError(CouceError):
 
 @dataclass(frozen=True)
 class FoundItem:
-    """An item of the gallery; ``score`` is its cosine where it was searched for."""
+    """An item of the gallery. ``score`` is its cosine similarity if a search found it."""
 
     id: str
     label: str | None
     metadata: Mapping[str, Any]
-    image: str  # address of its picture
+    image: str  # the address of its thumbnail, without the server
     score: float | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
+    """The hits of a search, the nearest first, and how long each stage took."""
+
     hits: tuple[FoundItem, ...]
-    time: Mapping[str, float | None]  # milliseconds by stage
+    time: Mapping[str, float | None]  # the stage and its milliseconds
 
 
 class Client:
-    """``key``: from `couce key new`. ``retries``: how often it comes back to a busy server."""
+    """Talks to one server.
+
+    Args:
+        server: the address of the server.
+        key: a key from `couce key new`, if the server needs one.
+        retries: how often a request to a busy server is tried again.
+        timeout: seconds that the server may take to connect, and to answer.
+    """
 
     def __init__(
         self,
@@ -75,9 +90,10 @@ class Client:
                 total=retries,
                 connect=min(2, retries),
                 status_forcelist=_BUSY,
-                allowed_methods=None,  # all of them: adding is idempotent by id or content
+                # All methods are retried: to add an item twice is the same as to add it once.
+                allowed_methods=None,
                 backoff_factor=0.2,
-                raise_on_status=False,  # the last answer says why
+                raise_on_status=False,  # the last answer has the reason
             ),
         )
 
@@ -93,7 +109,18 @@ class Client:
         min_score: float | None = None,
         group_by: Literal["label"] | None = None,
     ) -> Answer:
-        """By an image, an item's id, or a vector. ``filter``: ``["label=wren"]``."""
+        """Searches with an image, the id of an item, or a vector.
+
+        Args:
+            image: the image, as a path or as bytes.
+            id: an item of the gallery to search with.
+            vector: an embedding (d,) to search with.
+            k: how many hits to return.
+            offset: how many of the best hits to skip.
+            filter: conditions on the hits, such as ``["label=wren"]``.
+            min_score: the lowest cosine similarity of a hit.
+            group_by: ``label`` returns only the best hit of each label.
+        """
         options: dict[str, Any] = {"k": k, "offset": offset, "filter": list(filter)}
         options |= {"min_score": min_score, "group_by": group_by, "id": id}
         options = {name: value for name, value in options.items() if value not in (None, [])}
@@ -106,7 +133,7 @@ class Client:
         return Answer(tuple(_found(hit) for hit in found["hits"]), found["time"])
 
     def embed(self, images: Sequence[Image]) -> NDArray[np.float32]:
-        """Unit rows (n, d)."""
+        """The embeddings (n, d) of images, of unit length."""
         answer = self._request("POST", "/embed", images=images, accept="application/x-npy")
         return np.load(BytesIO(answer), allow_pickle=False)
 
@@ -118,7 +145,7 @@ class Client:
         label: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> FoundItem:
-        """On the server's disk once this returns."""
+        """Adds an image to the gallery. It is on the server's disk when this returns."""
         fields: dict[str, Any] = {"id": id, "label": label}
         if metadata is not None:
             fields["metadata"] = json.dumps(dict(metadata))
@@ -126,18 +153,20 @@ class Client:
         return _found(self._send("POST", "/items", fields=fields, images=[image]))
 
     def get(self, id: str) -> FoundItem:
+        """The item with this id."""
         return _found(self._send("GET", f"/items/{quote(id, safe='')}"))
 
     def remove(self, id: str) -> None:
-        """Gone once this returns, also if the answer to a first try was lost."""
+        """Removes an item from the gallery."""
         try:
             self._request("DELETE", f"/items/{quote(id, safe='')}")
         except ServerError as error:
+            # If a second try finds no item, the first one removed it, and its answer was lost.
             if not (error.code == "not_found" and error.retried):
                 raise
 
     def items(self, filter: Sequence[str] = ()) -> Iterator[FoundItem]:
-        """All of them, page by page."""
+        """All items in the order of their ids, which are fetched page by page."""
         offset = 0
         while True:
             query = urlencode({"offset": offset, "limit": 500, "filter": list(filter)}, doseq=True)
@@ -148,13 +177,21 @@ class Client:
             offset += len(page)
 
     def picture(self, id: str, size: int = 256) -> bytes:
-        """A JPEG."""
+        """The thumbnail of an item, as a JPEG whose longer side has ``size`` pixels."""
         return self._request("GET", f"/items/{quote(id, safe='')}/image?size={size}")
 
     def evaluate(
         self, queries: Path | None = None, embeddings: Path | None = None, every: float = 0.5
     ) -> dict[str, Any]:
-        """The job when it has ended: of the index's own labels, of a zip of class folders, or of an npz."""
+        """Evaluates and returns the finished job, whose ``metrics`` are fractions.
+
+        Without arguments, every labelled item of the index is a query.
+
+        Args:
+            queries: a zip of images in class folders, which are searched for in the index.
+            embeddings: an npz with ``embeddings`` and ``labels``, which is evaluated by itself.
+            every: seconds between two questions whether the evaluation has ended.
+        """
         if queries is not None:
             kind, body = "application/zip", queries.read_bytes()
         elif embeddings is not None:
@@ -171,6 +208,7 @@ class Client:
         return job
 
     def info(self) -> dict[str, Any]:
+        """The model, the index and the limits of the server."""
         return self._send("GET", "/info")
 
     def _send(self, method: str, path: str, **content: Any) -> dict[str, Any]:
@@ -206,7 +244,8 @@ class Client:
         except urllib3.exceptions.HTTPError as error:
             reason = str(getattr(error, "reason", error)).rpartition(": ")[2]
             raise ServerError(
-                f"{self.server} cannot be reached ({reason}); is it running?"
+                f"{self.server} cannot be reached ({reason}); check the address, and that `couce"
+                " serve` runs there"
             ) from None
         if answer.status >= 400:
             raise _error(answer)
@@ -219,7 +258,7 @@ def _file(image: Image) -> tuple[str, bytes]:
     try:
         return "image", Path(image).read_bytes()
     except FileNotFoundError:
-        raise CouceError(f"there is no image at {image}") from None
+        raise CouceError(f"there is no image at {image}; check the path") from None
 
 
 def _found(body: Mapping[str, Any]) -> FoundItem:
@@ -232,4 +271,8 @@ def _error(answer: urllib3.BaseHTTPResponse) -> ServerError:
         retried = answer.retries is not None and bool(answer.retries.history)
         return ServerError(problem["detail"], answer.status, problem["code"], retried)
     except (ValueError, KeyError, TypeError):
-        return ServerError(f"the server answered {answer.status}", answer.status, "unknown")
+        return ServerError(
+            f"the server answered {answer.status} without a reason; check the address",
+            answer.status,
+            "unknown",
+        )

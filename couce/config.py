@@ -10,7 +10,7 @@ from couce.errors import CouceError
 
 
 class Settings(BaseModel):
-    """A group of named settings. Groups can be nested: ``odba.capacity`` is a setting of ``odba``."""
+    """A group of named settings. Groups can be nested, as in ``odba.capacity``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""`couce doctor`: what is installed and what works, found out by trying it."""
+"""`couce doctor`: finds out which libraries are installed, and tries whether they work."""
 
 import platform
 import re
@@ -29,8 +29,8 @@ IDENTITY_MODEL = bytes.fromhex(
 @dataclass
 class Diagnosis:
     facts: list[tuple[str, str]] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)  # what would make more possible
-    problems: list[str] = field(default_factory=list)  # what must be repaired
+    advice: list[str] = field(default_factory=list)  # optional packages to install
+    problems: list[str] = field(default_factory=list)  # faults to repair
 
 
 def examine() -> Diagnosis:
@@ -106,7 +106,7 @@ def _cuda_majors(packages: Mapping[str, str]) -> dict[str, int]:
 def _onnxruntime(diagnosis: Diagnosis) -> str:
     import onnxruntime
 
-    # get_available_providers() lists what is compiled in, not what works: where CUDA is missing,
+    # get_available_providers() lists providers that are compiled in but may not work. Without CUDA,
     # a session for CUDA silently runs on the CPU. So a session is opened and asked.
     providers = [
         name

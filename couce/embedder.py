@@ -295,7 +295,7 @@ def _preprocessing(info: ModelInfo | None, given: Preprocess | None) -> Preproce
 def _feeder(
     session: Any, info: ModelInfo | None, preprocess: Preprocess
 ) -> tuple[Callable[[NDArray[np.uint8]], NDArray[Any]], int | None]:
-    """The function from pixels (N, crop, crop, 3) to the model's input, and any fixed batch size."""
+    """A function from pixels (N, crop, crop, 3) to the model's input, and the fixed batch size."""
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
         raise CouceError("it must have exactly one input, a batch of images with four dimensions")

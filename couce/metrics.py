@@ -33,8 +33,8 @@ def retrieval_metrics(
     For a query whose class has R other items, ``RP`` is the share of the own class among the first
     R neighbours. ``MAP@R`` is the sum of the precisions at each hit among these R, divided by R.
     The query itself is removed by its index, never by its rank. A query that is alone in its class
-    is left out of these metrics. If no query is left, they are NaN. ``NMI`` compares the labels with
-    the clusters of k-means, which has as many clusters as there are classes.
+    is left out of these metrics. If no query is left, they are NaN. ``NMI`` compares the labels
+    with the clusters of k-means, which has as many clusters as there are classes.
 
     >>> retrieval_metrics([[0.0], [0.1], [5.0], [5.1]], ["a", "a", "b", "b"], ks=(1,), nmi=False)
     {'R@1': 1.0, 'RP': 1.0, 'MAP@R': 1.0}
@@ -132,7 +132,7 @@ def _evaluate(
 def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], depth: int, includes_self: bool
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-    """For each block of queries, the indices (B, depth) of its nearest neighbours in ``gallery``."""
+    """For each block of queries, the indices (B, depth) of their neighbours in ``gallery``."""
     faiss = import_library("faiss")
     wanted = depth + includes_self
     rows = max(1, _BLOCK_BYTES // (_BYTES_PER_NEIGHBOUR * max(wanted, 1)))
@@ -142,7 +142,8 @@ def _search(
         _, neighbours = faiss.knn(queries[block], gallery, wanted)
         if includes_self:
             own = neighbours == np.arange(block.start, block.stop)[:, None]
-            # If many rows are equal, the query itself may be missing here. Then the last is dropped.
+            # If many rows are equal, the query itself may be missing here. Then the last
+            # neighbour is dropped.
             own[~own.any(axis=1), -1] = True
             neighbours = neighbours[~own].reshape(len(own), depth)
         yield block, neighbours

@@ -60,7 +60,8 @@ class EmbeddingNetwork(nn.Module):
         """Clean and intervened embeddings (m, m̃). Both go through stage2 as one batch of 2N.
 
         ``intervention`` (an MSRCI) changes the feature map between the stages. Without one there is
-        no second view: (m, None). With ``mixed`` there is none either, and m is the intervened view.
+        no second view: (m, None). With ``mixed`` there is no second view either, and m is the
+        intervened view.
         """
         return self.tail_views(self.backbone.stage1(images), intervention, mixed)
 

@@ -17,7 +17,7 @@ from couce.errors import CouceError, unknown_name
 
 GROUPS = {"loss": "couce.losses", "backbone": "couce.backbones", "data set": "couce.datasets"}
 
-# What this process has loaded, by the name that the user knows: a file, or a package.
+# The plug-ins that this process has loaded. The key is the name of a file or a package.
 _loaded: dict[str, str] = {}
 
 
@@ -43,9 +43,9 @@ def load_plugins(files: Iterable[str | Path]) -> None:
 
 
 def find(kind: str, name: str, table: dict[str, Any], others: Iterable[str] = ()) -> Any:
-    """The entry of that name in a table of this ``kind``, or what an installed package offers.
+    """The entry of that name in a table of this ``kind``, or else in an installed package.
 
-    A name that neither has is an error which lists the known ones and ``others``.
+    An unknown name is an error that lists the known names and ``others``.
     """
     if name not in table:
         points = entry_points(group=GROUPS[kind], name=name)
@@ -70,11 +70,11 @@ def loaded() -> dict[str, str]:
 
 
 def check_plugins(needed: Mapping[str, str], what: str) -> None:
-    """Refuses to go on where a plug-in file is missing that ``what`` was made with."""
+    """Raises an error if ``what`` was made with a plug-in file that is not loaded."""
     missing = [name for name in needed if name.endswith(".py") and name not in _loaded]
     if missing:
         options = " ".join(f"--plugin {name}" for name in missing)
         raise CouceError(
-            f"{what} was made with {', '.join(missing)}, which is not loaded; add {options} with the"
-            " path of the file"
+            f"{what} was made with {', '.join(missing)}, which is not loaded; add {options} with"
+            " the path of the file"
         )

@@ -45,7 +45,7 @@ class Preprocess:
 
     With ``aspect="squash"``, images are resized to a square of ``resize`` pixels, as in the paper.
     With ``aspect="keep"``, the shorter side gets ``resize`` pixels. Pixels 0-255 are multiplied by
-    ``scale``/255 and then normalised by ``mean`` and ``std``, which are in the order of ``channels``.
+    ``scale``/255 and then normalised by ``mean`` and ``std``, in the order of ``channels``.
     """
 
     resize: int = 256
@@ -59,7 +59,8 @@ class Preprocess:
     def __post_init__(self) -> None:
         if not all(type(size) is int for size in (self.resize, self.crop)):
             raise CouceError(
-                f"resize and crop must be whole numbers of pixels, not {self.resize} and {self.crop}"
+                "resize and crop must be whole numbers of pixels, not"
+                f" {self.resize} and {self.crop}"
             )
         numbers = (self.scale, *self.mean, *self.std)
         if len(numbers) != 7 or not all(

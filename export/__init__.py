@@ -1,4 +1,4 @@
-"""Export: from a checkpoint to a plain ONNX model, with proof of what is in it."""
+"""Export: makes a plain ONNX model of a checkpoint, and proves what it contains."""
 
 from couce.export.exporting import Exported, export
 

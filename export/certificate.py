@@ -1,11 +1,13 @@
-"""The zero-overhead certificate: an exported model beside the same architecture without CouCE.
+"""The zero-overhead certificate: compares an exported model with its architecture without CouCE.
 
-The paper claims that nothing of the method is left at inference. Here that is shown for one file: its graph
-is compared node by node with that of a network trained with the base loss alone, and with those of the
-other rows of the paper's inference table (+ODBA, +MSRCI, CouCE with dictionaries of 512 to 8192 rows);
-all of them are timed in turn. A graph that differs is an error. The times are shown with their spread, and
-with those of the base model opened a second time: equal graphs are equal work, so what is left between them
-is the machine's noise, and that row shows how much of it there is.
+The paper claims that the method adds nothing to inference. The certificate proves this for one
+file. Its graph is compared node by node with that of a network trained with the base loss alone.
+The other rows of the paper's inference table are compared as well: +ODBA, +MSRCI, and CouCE with
+dictionaries of 512 to 8192 rows. A graph that differs is an error.
+
+All models are timed in turn, and the certificate shows the spread of the times. Equal graphs do
+equal work, so the times differ only by the noise of the machine. To show how large this noise is,
+the base model is opened a second time and compared with itself.
 """
 
 import html
@@ -42,11 +44,11 @@ ROWS = overhead_rows((512, 1024, 2048, 4096, 8192))
 class Row(NamedTuple):
     name: str
     structure: Structure
-    ms: float  # median of a batch
-    ratio: float  # median over the turns of its time to base's
-    low: float  # 95 % interval of that median
+    ms: float  # the median time of a batch
+    ratio: float  # the median over the turns of its time divided by that of base
+    low: float  # the 95 % interval of this median
     high: float
-    left_out: int  # numbers that its checkpoint holds and its model does not
+    left_out: int  # how many numbers of the checkpoint (its objective) the model does not have
 
 
 def certify(
@@ -59,11 +61,11 @@ def certify(
     rounds: int = 40,
     batch: int = 1,
 ) -> list[Row]:
-    """Compares ``proto``, exported from the checkpoint ``content`` to ``path``, with all of ROWS.
+    """Compares ``proto``, exported from the checkpoint ``content`` to ``path``, with all ROWS.
 
-    Each of these is trained for one step, saved to ``folder`` and exported as any checkpoint is.
+    The network of each row is trained for one step, saved to ``folder`` and exported.
     """
-    names = [path.name, *ROWS]  # the first may be called like one of the others
+    names = [path.name, *ROWS]  # a list, because the file may have the name of a row
     protos, left_out = [proto], [_numbers(content.get("objective", {}))]
     for name, settings in ROWS.items():
         log.info("exporting %s", name)
@@ -79,7 +81,8 @@ def certify(
     for name, each in zip(names, structures, strict=True):
         if found := differences(each, structures[base]):
             raise CouceError(
-                f"no certificate: the graph of {name} is not that of the base model ({'; '.join(found)})"
+                f"no certificate: the graph of {name} is not that of the base model"
+                f" ({'; '.join(found)}); export without --certify"
             )
     log.info("timing %d models in turn", len(protos))
     times = time_models(protos, preprocess, kind, rounds, batch)
@@ -96,9 +99,10 @@ def time_models(
     rounds: int,
     batch: int,
 ) -> list[list[float]]:
-    """Seconds of each model on the same batch, in another order each turn.
+    """The seconds that each model takes for the same batch. The order changes with every turn.
 
-    With one thread each: the pools of many sessions would wait for work beside the one that has it.
+    Each session has one thread. With more, the idle threads of the other sessions would take time
+    from the one that runs.
     """
     sessions = [open_session(proto, threads=1) for proto in protos]
     rng = np.random.default_rng(0)
@@ -110,10 +114,10 @@ def time_models(
 
 
 def _train_one_step(path: Path, model: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
-    """A checkpoint of this architecture after one step with this method, from random weights.
+    """Writes a checkpoint of this architecture after one step with this method.
 
-    Random in all, biases and statistics too: the exporter drops what is exactly zero, as it is in a fresh
-    network and never in a trained one.
+    All starting weights are random, including biases and statistics. In a fresh network, these are
+    exactly zero or one, and the exporter would then leave out nodes that a trained network has.
     """
     torch.manual_seed(0)
     backbone = build_backbone(model["backbone"], model["split"])
@@ -172,25 +176,26 @@ def to_json(rows: Sequence[Row], sha256: str, batch: int, rounds: int) -> str:
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Certificate of {model}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; }}
+body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 table {{ border-collapse: collapse; }} td, th {{ padding: .3rem .8rem; text-align: right; }}
 td:first-child, th:first-child {{ text-align: left; }} tr {{ border-bottom: 1px solid #8884; }}
 code {{ overflow-wrap: anywhere; }} :root {{ color-scheme: light dark; }}
 </style>
 <h1>Nothing of CouCE is left in {model}</h1>
-<p>Its graph was compared node by node with the same architecture trained with the base loss alone:
-operators, attributes, shapes, connections, {parameters:,} parameters, {mega:,.1f} million operations an
-image. <strong>They are identical</strong> ({nodes} entries, sha256 <code>{digest}</code>), and so are
-those of the paper's other rows.</p>
+<p>The graph of this model was compared node by node with that of the same architecture trained with
+the base loss alone: operators, attributes, shapes, connections, {parameters:,} parameters, and
+{mega:,.1f} million operations for each image. <strong>They are identical</strong> ({nodes} entries,
+sha256 <code>{digest}</code>). The graphs of the paper's other rows are identical as well.</p>
 <table><tr><th>trained with</th><th>left out at export</th><th>ms</th><th>time / base</th>
 <th>95 % interval</th></tr>
 {rows}
 </table>
-<p>Left out at export: numbers that the checkpoint holds (dictionary, its statistics, proxies) and the model
-does not. Times: medians of {turns} turns at batch {batch}, all models taking turns in one process, in one
-thread. As the graphs are identical, a ratio other than 1 is noise of the machine; how much of it there is
-shows in the last row, where base is compared with itself.</p>
-<p>The file: sha256 <code>{sha256}</code>.</p>
+<p>Left out at export: how many numbers (dictionary, its statistics, proxies) are in the checkpoint
+but not in the model. Times: medians of {turns} turns with a batch size of {batch}. All models take
+turns in one process with one thread. The graphs are identical, so a ratio other than 1 is noise of
+the machine. The last row shows how large this noise is: it compares base with itself.</p>
+<p>The sha256 of the file: <code>{sha256}</code>.</p>
 </html>
 """
 

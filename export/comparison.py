@@ -1,4 +1,4 @@
-"""Models of fewer bits, beside the model in float32: what they gain and what they lose."""
+"""Compares models of fewer bits with the model in float32: size, speed and retrieval."""
 
 import logging
 import tempfile
@@ -23,12 +23,13 @@ from couce.preprocess import ImageError
 
 log = logging.getLogger(__name__)
 
-MOST_LOST = 0.005  # of R@1 by fewer bits, before layers are left as they were
-LEAST_COSINE = 0.95  # of any image's embedding in fewer bits; below it the model is another
+MOST_LOST = 0.005  # the largest loss of R@1 for which all layers are quantised
+# The smallest allowed cosine between the embeddings of an image with fewer bits and in float32.
+LEAST_COSINE = 0.95
 
 
 class Labelled(NamedTuple):
-    """Images and their classes, to measure retrieval on."""
+    """Images and their classes, on which retrieval is measured."""
 
     name: str
     paths: Sequence[Path]
@@ -36,7 +37,7 @@ class Labelled(NamedTuple):
 
 
 class Comparison:
-    """Models of fewer bits beside the plain one: embeddings, speed, and retrieval."""
+    """Compares models of fewer bits with the model in float32 (``plain``)."""
 
     def __init__(self, plain: bytes, pixels: NDArray[np.uint8], labelled: Labelled | None) -> None:
         self._plain, self._size = _opened(plain), len(plain)
@@ -45,13 +46,17 @@ class Comparison:
         self._before: dict[str, float] | None = None
 
     def __call__(self, model: bytes, precision: str) -> dict[str, float] | None:
-        """What of each metric is lost; None without a labelled set. Another model is an error."""
+        """How much of each metric ``model`` loses, or None without a labelled set.
+
+        An embedding that differs too much from that in float32 is an error.
+        """
         reduced = _opened(model)
         cosines = (reduced.run(self._pixels) * self._rows).sum(axis=1)
         if cosines.min() < LEAST_COSINE:
             raise CouceError(
-                f"in {precision} an embedding has a cosine of {cosines.min():.4f} to that in fp32,"
-                f" and {LEAST_COSINE} is the least allowed; nothing was written"
+                f"an embedding in {precision} has a cosine of {cosines.min():.4f} to the one in"
+                f" fp32, and the least allowed is {LEAST_COSINE}; nothing was written, choose"
+                " another --precision"
             )
         log.info(
             f"{precision}: {len(model) / 1e6:.1f} MB instead of {self._size / 1e6:.1f},"
@@ -59,7 +64,7 @@ class Comparison:
             f" {reduced.provider}, cosine to fp32 at least {cosines.min():.4f}"
         )
         if self._labelled is None:
-            log.info("no labelled set to measure retrieval on: give one with --dataset")
+            log.info("retrieval is not measured without a labelled set; give one with --dataset")
             return None
         before = self._before = self._before or _measure(self._plain, self._labelled)
         after = _measure(reduced, self._labelled)
@@ -78,7 +83,7 @@ def _opened(model: bytes) -> Embedder:
 
 
 def _measure(embedder: Embedder, labelled: Labelled) -> dict[str, float]:
-    """Of the images that can be read."""
+    """The retrieval metrics on the images that can be decoded."""
     found = [
         (row, label)
         for row, label in zip(embedder.stream(labelled.paths), labelled.labels, strict=True)
@@ -89,7 +94,7 @@ def _measure(embedder: Embedder, labelled: Labelled) -> dict[str, float]:
 
 
 def _speed(one: Embedder, other: Embedder, rounds: int = 5, batch: int = 16) -> float:
-    """Images/s of ``other`` beside ``one``, taking turns."""
+    """The images/s of ``other`` divided by those of ``one``. Both take turns."""
     crop = one.preprocess.crop
     pixels = np.random.default_rng(0).integers(0, 256, (batch, crop, crop, 3), np.uint8)
     times: dict[Embedder, list[float]] = {one: [], other: []}
@@ -108,7 +113,10 @@ def quantise(
     info: ModelInfo,
     compare: Callable[[bytes, str], dict[str, float] | None],
 ) -> tuple[bytes, dict[str, float] | None]:
-    """Quantised; where that costs more than MOST_LOST of R@1, without the layers that cause it."""
+    """Quantises the model. Returns its bytes, and what it loses as ``compare`` returned it.
+
+    If the loss of R@1 is above MOST_LOST, the layers that harm the most stay in float32.
+    """
     skipped: list[str] = []
     worst: list[str] = []
     while True:
@@ -117,15 +125,15 @@ def quantise(
         if lost is None or lost["R@1"] <= MOST_LOST:
             return written, lost
         if not worst:
-            log.info("looking for the layers that cause it, quantising one at a time")
+            log.info("quantising one layer at a time, to find those that cause the loss of R@1")
             harm = harm_by_layer(proto, feeds[:32], feeds[:64], _run)
             worst = list(harm)
             listed = ", ".join(f"{layer} {value:.1e}" for layer, value in list(harm.items())[:4])
-            log.info(f"1 - cosine by layer, the worst: {listed}")
+            log.info(f"the worst layers by 1 - cosine: {listed}")
         if len(skipped) == len(worst) - 1:
             raise CouceError(
-                f"int8 loses {100 * lost['R@1']:.2f} points of R@1 with all but one layer skipped;"
-                " calibrate with images like those that will be searched"
+                f"int8 loses {100 * lost['R@1']:.2f} points of R@1, even if only one layer is"
+                " quantised; calibrate with images like those that will be searched"
             )
         skipped = worst[: len(skipped) + 1]
         log.info(f"left in float32: {', '.join(skipped)}")

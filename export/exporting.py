@@ -1,4 +1,4 @@
-"""`couce export`: from a checkpoint to one ONNX file, compared with the original before it is written."""
+"""`couce export`: makes an ONNX file of a checkpoint, and compares both before it is written."""
 
 import hashlib
 import logging
@@ -28,14 +28,14 @@ from couce.preprocess import ImageError, ImageSource, Preprocess, open_image
 
 log = logging.getLogger(__name__)
 
-PARITY_IMAGES = 42  # enough for the largest batch and a part of another
+PARITY_IMAGES = 42  # one batch of the largest size, and a smaller second one
 CALIBRATION_IMAGES = 256
 
 
 class Exported(NamedTuple):
     path: Path
     parity: Parity
-    lost: dict[str, float] | None  # per metric, by fewer bits
+    lost: dict[str, float] | None  # how much of each metric is lost by fewer bits
 
 
 def export(
@@ -52,19 +52,19 @@ def export(
     """Writes a checkpoint, or the best one of a run, as a plain ONNX model: `couce export`.
 
     Args:
-        checkpoint: a .pt file, or what :func:`couce.train.train` gave.
+        checkpoint: a .pt file, or the result of :func:`couce.train.train`.
         model: the file to write.
         input: ``uint8`` (N, H, W, 3), or ``float`` (N, 3, H, W) with values from 0 to 1.
         precision: ``fp32``, ``fp16`` (for GPUs) or ``int8`` (for CPUs).
-        calibrate: a folder of images from which int8 learns its ranges; by default the training
-            half of the data set.
+        calibrate: a folder of images from which int8 measures the ranges of its values. The default
+            is the training half of the data set.
         certify: prove that nothing of the method is left in the model.
-        dataset: the data set to compare on; by default that of the training.
-        data: where that data set is.
+        dataset: the data set on which both are compared. The default is that of the training.
+        data: the folder of this data set.
     """
     path = Path(checkpoint)
     if calibrate is not None and precision != "int8":
-        raise CouceError(f"--calibrate is for int8, and this is {precision}")
+        raise CouceError(f"--calibrate is for int8, not for {precision}; leave it out")
     found = _dataset_of(path, dataset, data)
     labelled: Labelled | None = None
     learn_from: tuple[Path, ...] = ()
@@ -75,20 +75,22 @@ def export(
         labelled = Labelled(found.name, found.test.paths, found.test.labels)
         learn_from = found.train.paths
     else:
-        log.info("Compared on drawn pictures; --dataset and --data name others.")
+        log.info("Comparing on drawn images; choose others with --dataset and --data.")
         plan = examples(0.9, per_class=1, seed=0)[:PARITY_IMAGES]
-        images = {f"drawn picture {n}": draw(each) for n, each in enumerate(plan)}
+        images = {f"drawn image {n}": draw(each) for n, each in enumerate(plan)}
     if calibrate is not None:
         learn_from = tuple(image_files(Path(calibrate)))
         if not learn_from:
-            raise CouceError(f"there are no images in {calibrate} to calibrate with")
+            raise CouceError(
+                f"there are no images in {calibrate}; give --calibrate a folder with images"
+            )
     return write_model(
         path, Path(model), images, input, precision, learn_from, labelled, certified=certify
     )
 
 
 def _dataset_of(checkpoint: Path, dataset: str | None, data: str | Path | None) -> DataSet | None:
-    """The data set that is asked for, or that of the training if it is still there."""
+    """The data set that the user names. Without a name that of the training, if it is found."""
     trained_on = load(checkpoint).get("data")
     try:
         if dataset is not None:
@@ -98,7 +100,7 @@ def _dataset_of(checkpoint: Path, dataset: str | None, data: str | Path | None) 
     except (CouceError, OSError, TypeError) as error:
         if dataset or data:
             raise
-        log.info("The training set is not here (%s).", error)
+        log.info("The data set of the training was not found (%s).", error)
     return None
 
 
@@ -112,7 +114,11 @@ def write_model(
     labelled: Labelled | None = None,
     certified: bool = False,
 ) -> Exported:
-    """Writes ``target`` if the model in it does what the checkpoint's does on ``images``, by name."""
+    """Writes ``target`` if its model computes the same as the checkpoint on ``images`` (by name).
+
+    ``calibrate`` are the images for int8. ``labelled`` are those on which the loss of retrieval by
+    fewer bits is measured.
+    """
     _check_wishes(target, input_kind, precision, calibrate, certified)
     kind: Input = "float" if input_kind == "float" else "uint8"
     network, preprocess, content = load_network(checkpoint)
@@ -135,7 +141,8 @@ def write_model(
             lost = comparison(written, precision)
             if lost is not None and lost["R@1"] > MOST_LOST:
                 raise CouceError(
-                    f"fp16 loses {100 * lost['R@1']:.2f} points of R@1; nothing was written"
+                    f"fp16 loses {100 * lost['R@1']:.2f} points of R@1; nothing was written, choose"
+                    " another --precision"
                 )
         else:
             paths = {str(path): path for path in _spread(calibrate, CALIBRATION_IMAGES)}
@@ -151,29 +158,31 @@ def write_model(
         if path in certificates:
             write(path, certificates[path].encode())
         else:
-            path.unlink(missing_ok=True)  # that of a model which is no longer here
+            path.unlink(missing_ok=True)  # the certificate of a model that was replaced
     return Exported(target, parity, lost)
 
 
 def _check_wishes(
     target: Path, kind: str, precision: str, calibrate: Sequence[Path], certified: bool
 ) -> None:
-    """Before anything is computed."""
+    """Refuses wrong arguments before anything is computed."""
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision))
     if kind not in get_args(Input):
         raise unknown_name("input", kind, get_args(Input))
     if precision == "int8" and not calibrate:
-        raise CouceError("int8 learns its ranges from images: give a folder with --calibrate")
+        raise CouceError(
+            "int8 needs images to measure the ranges of its values; give a folder with --calibrate"
+        )
     if certified and precision != "fp32":
         raise CouceError(
-            f"a certificate is of the fp32 model, from which {precision} is made; export that with"
-            " --certify"
+            f"the certificate is of the fp32 model, from which {precision} is made; use --certify"
+            " with --precision fp32"
         )
     if target.suffix != ".onnx":
-        raise CouceError(f"a model is called something.onnx, not {target.name}")
+        raise CouceError(f"the name of a model must end in .onnx, and {target.name} does not")
     if not target.parent.is_dir():
-        raise CouceError(f"there is no folder {target.parent} to write {target.name} to")
+        raise CouceError(f"there is no folder {target.parent} for {target.name}; make it first")
 
 
 def _certify(
@@ -194,7 +203,7 @@ def _certify(
     ratios = [row.ratio for row in others]
     log.info(
         f"certified: {len(others)} graphs of {len(rows[0].structure.nodes)} entries are identical;"
-        f" time beside base {min(ratios):.3f} to {max(ratios):.3f}, of base beside itself"
+        f" time / base {min(ratios):.3f} to {max(ratios):.3f}, and for base itself, measured twice,"
         f" {control.ratio:.3f} ({control.low:.3f} to {control.high:.3f});"
         f" see {target.with_suffix('.certificate.html')}"
     )
@@ -207,7 +216,7 @@ def _certify(
 def _pixels(
     images: Mapping[str, ImageSource], preprocess: Preprocess
 ) -> dict[str, NDArray[np.uint8]]:
-    """Those that can be read, by name."""
+    """The pixels of the images that can be decoded, by name."""
     found = {}
     for name, image in images.items():
         try:
@@ -215,11 +224,14 @@ def _pixels(
         except ImageError as error:
             log.info("left out: %s", error)
     if len(found) < 2:
-        raise CouceError("there are too few images that can be read to compare the models on")
+        raise CouceError(
+            "fewer than two images can be decoded, and comparing the models needs at least two;"
+            " choose other images with --dataset or --calibrate"
+        )
     return found
 
 
 def _spread(paths: Sequence[Path], count: int) -> list[Path]:
-    """``count`` of them, evenly from first to last."""
+    """``count`` of the paths, evenly spread from the first to the last."""
     step = max(1.0, len(paths) / count)
     return [paths[int(place * step)] for place in range(min(count, len(paths)))]

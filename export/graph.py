@@ -18,22 +18,26 @@ from couce.errors import CouceError
 from couce.network import EmbeddingNetwork, Normalise
 from couce.preprocess import Preprocess
 
-# The first opset of which onnxruntime 1.20, the oldest that is supported, knows every operator in all
-# the precisions written here.
+# The oldest supported onnxruntime is 1.20. It implements all operators of this opset that the
+# exported models use, in all their precisions.
 OPSET = 20
 
-_LARGEST = 2 * 10**9  # bytes; protobuf's limit for one file
+_LARGEST = 2 * 10**9  # bytes; the limit of protobuf for one file
 
 Input = Literal["uint8", "float"]
 
 
 class PlainModel(nn.Module):
-    """Pixels to unit embeddings: all that is left of a training.
+    """The exported model: makes embeddings of unit length from pixels.
 
-    ``uint8``: (N, H, W, 3), as images come. ``float``: (N, 3, H, W) from 0 to 1. RGB in both; the
-    channel order, mean and std that the backbone wants are part of the graph. ``half``: the network
-    computes in float16, for GPUs; what is before and behind it stays in float32, where pixels of 0-255
-    and squares of large embeddings are safe.
+    The graph includes the channel order, mean and std that the backbone needs.
+
+    Args:
+        network: the trained network.
+        preprocess: the preprocessing of the network.
+        kind: the input: ``uint8`` (N, H, W, 3) or ``float`` (N, 3, H, W) from 0 to 1. Both are RGB.
+        half: compute the network in float16, for GPUs. The normalisations of pixels and embeddings
+            stay in float32, because squares of large embeddings would overflow in float16.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class PlainModel(nn.Module):
             image = (image * 255).permute(0, 2, 3, 1)
         normalised = self.normalise(image)
         m = self.network(normalised.half() if self.half_precision else normalised).float()
-        # Written out: torch's normalize exports with a shape computed at run time.
+        # F.normalize would export a shape that is computed at run time.
         return m / m.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
     def example(self, crop: int, batch: int = 2) -> Tensor:
@@ -62,7 +66,7 @@ class PlainModel(nn.Module):
 def to_onnx(
     network: EmbeddingNetwork, preprocess: Preprocess, kind: Input, half: bool = False
 ) -> onnx.ModelProto:
-    """The graph ``image`` -> ``embedding`` with a dynamic batch, its nodes named by their layers."""
+    """The ONNX graph ``image`` -> ``embedding`` with a dynamic batch size and names by layer."""
     model = PlainModel(network, preprocess, kind, half).eval()
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
@@ -79,14 +83,16 @@ def to_onnx(
         raise RuntimeError("torch exported nothing")
     proto = program.model_proto
     if proto.ByteSize() >= _LARGEST:
-        raise CouceError("the model is larger than the 2 GB that one ONNX file can hold")
+        raise CouceError("the model is larger than 2 GB, the limit of one ONNX file")
     _name_by_layer(proto)
     return proto
 
 
 def _name_by_layer(proto: onnx.ModelProto) -> None:
-    """Names nodes "backbone.stage1.layer2.0.body.1/Conv", and drops what torch notes of its own
-    source: stack traces with the paths of the machine that exported."""
+    """Gives nodes names like "backbone.stage1.layer2.0.body.1/Conv", and removes torch's notes.
+
+    These notes are stack traces, which contain paths of this machine.
+    """
     seen: Counter[str] = Counter()
     for node in proto.graph.node:
         scopes = next(
@@ -115,7 +121,7 @@ def _name_by_layer(proto: onnx.ModelProto) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters and quantisers report their progress and their doubts to whoever is listening."""
+    """Silences the exporter and the quantiser: logging, warnings, and both output streams."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Whether the exported model computes what the trained one does, on real images."""
+"""Checks that the exported model computes the same as the trained one on images."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from couce.export.graph import PlainModel
 
 BATCHES = (1, 2, 7, 32)
 LEAST_COSINE = 0.9999
-# Two neighbours as near as this are a tie, which rounding may decide either way.
+# Two neighbours whose similarities differ by less are a tie, which rounding may decide.
 _TIE = 1e-5
 
 
 class Parity(NamedTuple):
     images: int
-    cosine: float  # the least of any image in any batch size
+    cosine: float  # the smallest over all images and batch sizes
 
 
 def check_parity(
@@ -27,10 +27,11 @@ def check_parity(
 ) -> Parity:
     """Compares torch with onnxruntime on images (N, H, W, 3), in batches of several sizes.
 
-    Anything below the limits is an error that names the worst image, and the layer from which on the
-    two differ.
+    A difference beyond the limits is an error. It names the worst image, and the layer in which
+    the difference arises.
     """
-    if len(pixels) < max(BATCHES):  # the largest batch is to be a whole one
+    # With too few images, some are repeated to fill the largest batch.
+    if len(pixels) < max(BATCHES):
         places = np.arange(max(BATCHES)) % len(pixels)
         pixels, names = pixels[places], [names[int(place)] for place in places]
     feeds = as_input(model, pixels)
@@ -42,22 +43,25 @@ def check_parity(
             [session.run(None, {"image": part})[0] for part in _batches(feeds, size)]
         )
         if rows.shape != expected.shape or not np.isfinite(rows).all():
-            raise CouceError(f"the exported model gives {rows.shape} numbers, or none at all")
+            raise CouceError(
+                f"the exported model returns an array {rows.shape} instead of {expected.shape}, or"
+                " values that are not finite; nothing was written"
+            )
         cosines = np.minimum(cosines, (rows * expected).sum(axis=1))
         same = _same_neighbours(rows, expected)
         if cosines.min() < LEAST_COSINE or not same.all():
             turned = cosines.min() < LEAST_COSINE
             worst = int(cosines.argmin() if turned else np.argmin(same))
             what = (
-                f"has a cosine of {cosines[worst]:.6f}, and {LEAST_COSINE} is the least allowed"
+                f"has a cosine of {cosines[worst]:.6f}, and the least allowed is {LEAST_COSINE}"
                 if turned
-                else f"has another neighbour, as have {100 * (1 - same.mean()):.1f} % of the images"
+                else f"has another nearest neighbour (as {100 * (1 - same.mean()):.1f} % of all)"
             )
             layer, difference = _first_difference(model, proto, feeds[worst : worst + 1])
             raise CouceError(
-                f"the exported model differs from the trained one: at batch size {size}, {names[worst]}"
-                f" {what}; the largest difference, {difference:.1e} of the values, arises in {layer};"
-                " nothing was written"
+                f"the exported model differs from the trained one: with batch size {size},"
+                f" {names[worst]} {what}; the largest relative difference, {difference:.1e}, arises"
+                f" in {layer}; nothing was written"
             )
     return Parity(len(feeds), float(cosines.min()))
 
@@ -89,7 +93,7 @@ def _batches(feeds: NDArray[Any], size: int) -> list[NDArray[Any]]:
 
 
 def _same_neighbours(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """For each row (n, d), whether its nearest other row is one that is nearest in ``expected`` too."""
+    """Whether each row (n, d) has a nearest neighbour that is also the nearest in ``expected``."""
     near, truly_near = (x @ x.T for x in (rows, expected))
     for similarities in (near, truly_near):
         np.fill_diagonal(similarities, -np.inf)
@@ -100,12 +104,15 @@ def _same_neighbours(rows: NDArray[np.float32], expected: NDArray[np.float32]) -
 def _first_difference(
     model: PlainModel, proto: onnx.ModelProto, feed: NDArray[Any]
 ) -> tuple[str, float]:
-    """The layer whose output grows furthest from torch's, compared with the layer before."""
+    """The layer in which the difference to torch grows the most, and this growth.
+
+    A difference is relative to the largest value of the layer.
+    """
     layers = _layers(model)
     outputs = {
         layer: node.output[0]
         for layer in layers
-        for node in proto.graph.node  # the last one counts
+        for node in proto.graph.node  # the last node of a layer wins
         if f"{node.name}/".startswith((f"{layer}.", f"{layer}/"))
     }
     opened = onnx.ModelProto()
@@ -122,7 +129,7 @@ def _first_difference(
         )
     )
     expected: dict[str, NDArray[Any]] = {}
-    # Copies: a layer that works in place writes over its input.
+    # The outputs are copied, because a later layer may overwrite them in place.
     hooks = [
         module.register_forward_hook(
             lambda _module, _inputs, output, layer=layer: expected.update(
@@ -146,7 +153,7 @@ def _first_difference(
 
 
 def _layers(model: PlainModel) -> dict[str, torch.nn.Module]:
-    """The layers of both stages and the head, in order, by the names that the nodes have."""
+    """The layers of both stages and the head, in order, by the names of their nodes."""
     backbone = model.network.backbone
     stages = {"backbone.stage1": backbone.stage1, "backbone.stage2": backbone.stage2}
     layers = {f"{s}.{name}": child for s, m in stages.items() for name, child in m.named_children()}

@@ -1,4 +1,4 @@
-"""Smaller and faster on CPUs: the same model in 8-bit integers."""
+"""Quantisation of a model to 8-bit integers, which makes it smaller and faster on CPUs."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from couce.errors import CouceError
 from couce.export.graph import quiet
 
-# What is computed in 8 bits. Pooling, head and l2-normalisation stay in float32: they cost nothing and
-# their rounding would go straight into the embedding.
+# These operators are computed in 8 bits. Pooling, head and l2-normalisation stay in float32: they
+# take hardly any time, and their rounding would directly change the embedding.
 _QUANTISED = ["Conv", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "Concat"]
 _CALIBRATION_BATCH = 8
 
@@ -21,10 +21,12 @@ _CALIBRATION_BATCH = 8
 def to_int8(
     proto: onnx.ModelProto, feeds: NDArray[Any], skipped: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Static quantisation, per channel, as pairs of QuantizeLinear and DequantizeLinear.
+    """The model with static quantisation per channel (QuantizeLinear and DequantizeLinear pairs).
 
-    ``feeds`` are images as the model takes them, from which the ranges of all values are learned.
-    ``skipped`` are layers (the start of their nodes' names) that stay in float32.
+    Args:
+        proto: the model in float32.
+        feeds: inputs of the model, from which the ranges of all values are measured.
+        skipped: the layers that stay in float32, by the start of the names of their nodes.
     """
     from onnxruntime import quantization as q
 
@@ -41,8 +43,8 @@ def to_int8(
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
-        # Folds what the exporter left beside convolutions, and infers the shapes that are needed.
         onnx.save(proto, source)
+        # This folds constants and BatchNorm into convolutions, and infers the shapes.
         q.quant_pre_process(str(source), str(source), skip_symbolic_shape=True)
         names = [node.name for node in onnx.load(source).graph.node]
         q.quantize_static(
@@ -52,7 +54,7 @@ def to_int8(
             quant_format=q.QuantFormat.QDQ,
             op_types_to_quantize=_QUANTISED,
             per_channel=True,
-            # Unsigned values with signed weights: what the integer units of x86 CPUs multiply.
+            # The integer instructions of x86 CPUs multiply unsigned values with signed weights.
             activation_type=q.QuantType.QUInt8,
             weight_type=q.QuantType.QInt8,
             nodes_to_exclude=[name for name in names if in_layers(name, skipped)],
@@ -66,7 +68,7 @@ def in_layers(node: str, layers: Iterable[str]) -> bool:
 
 
 def layers_of(proto: onnx.ModelProto) -> list[str]:
-    """The layers of both stages, by the start of their nodes' names."""
+    """The layers of both stages that have a convolution, by the start of their nodes' names."""
     found = (
         ".".join(node.name.split("/")[0].split(".")[:3])
         for node in proto.graph.node
@@ -78,9 +80,10 @@ def layers_of(proto: onnx.ModelProto) -> list[str]:
 def harm_by_layer(
     proto: onnx.ModelProto, feeds: NDArray[Any], sample: NDArray[Any], run: Any
 ) -> dict[str, float]:
-    """How far the embeddings of ``sample`` turn (mean 1 − cosine) when one layer alone is in 8 bits.
+    """The harm of quantising each layer alone, as the mean of 1 − cosine. The worst comes first.
 
-    ``run`` gives the embeddings of a model. The worst layer comes first.
+    The cosine is that between an embedding of ``sample`` in 8 bits and in float32. ``run`` computes
+    the embeddings of a model. ``feeds`` are the images for calibration.
     """
     expected = run(proto, sample)
     layers = layers_of(proto)
@@ -90,5 +93,5 @@ def harm_by_layer(
         rows = run(to_int8(proto, feeds, others), sample)
         harm[layer] = float(1 - np.mean((rows * expected).sum(axis=1)))
     if not harm:
-        raise CouceError("there is no layer that could be quantised")
+        raise CouceError("the model has no convolution that int8 could quantise; use fp32 or fp16")
     return dict(sorted(harm.items(), key=lambda pair: -pair[1]))

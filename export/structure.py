@@ -1,4 +1,4 @@
-"""The structure of an ONNX graph, apart from its weights: what two models can be compared by."""
+"""The structure of an ONNX graph without the values of its weights, to compare two models."""
 
 import hashlib
 import json
@@ -10,9 +10,10 @@ from onnx import numpy_helper
 
 
 class Structure(NamedTuple):
-    nodes: tuple[str, ...]  # one text for each, in order: operator, attributes, shapes, connections
+    nodes: tuple[str, ...]  # in order, as texts: operator, attributes, shapes, connections
     parameters: int
-    flops: int  # of one image: multiplications and additions of convolutions and matrix products
+    # For one image: the multiplications and additions of convolutions and matrix products.
+    flops: int
 
     @property
     def digest(self) -> str:
@@ -20,10 +21,11 @@ class Structure(NamedTuple):
 
 
 def structure(proto: onnx.ModelProto) -> Structure:
-    """All of a graph but the values of its weights.
+    """The structure of a graph: everything except the values of its weights.
 
-    A connection is written as the place of the node it comes from; a weight as its type and shape. Of
-    integers and single numbers (axes, limits, shapes) the values count too: they steer what is computed.
+    The text of a connection is the number of the node from which it comes. The text of a weight is
+    its type and shape. Integers and single numbers (axes, limits, shapes) determine what is
+    computed, so their texts include the values.
     """
     graph = _with_shapes(proto)
     shapes = _shapes(graph)
@@ -49,7 +51,7 @@ def structure(proto: onnx.ModelProto) -> Structure:
         )
         for number, name in enumerate(node.output):
             origin[name] = f"node {place}.{number}"
-        # By use: the exporter keeps weights that happen to be equal once.
+        # A weight counts at each use, because the exporter stores equal weights only once.
         parameters += sum(sizes.get(name, 0) for name in node.input)
         flops += _flops(node, shapes)
     nodes += [f"output {value.name} <- {origin[value.name]}" for value in graph.output]
@@ -57,7 +59,7 @@ def structure(proto: onnx.ModelProto) -> Structure:
 
 
 def differences(one: Structure, other: Structure) -> list[str]:
-    """What differs, in words; nothing for identical structures."""
+    """Sentences about what differs. The list is empty for identical structures."""
     found = []
     if len(one.nodes) != len(other.nodes):
         found.append(f"{len(one.nodes)} nodes instead of {len(other.nodes)}")
@@ -73,7 +75,7 @@ def differences(one: Structure, other: Structure) -> list[str]:
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph for a batch of one, with the shape of every value inferred."""
+    """The graph for a batch of one image, with the inferred shape of every value."""
     one = onnx.ModelProto()
     one.CopyFrom(proto)
     for value in (*one.graph.input, *one.graph.output):
@@ -100,7 +102,7 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
 
 def _flops(node: onnx.NodeProto, shapes: dict[str, list[int]]) -> int:
     if node.op_type == "Conv":
-        # Each output value is a sum over the input channels of its group and the kernel.
+        # Each output value is a sum over the kernel and the input channels of its group.
         return 2 * math.prod(shapes[node.output[0]]) * math.prod(shapes[node.input[1]][1:])
     if node.op_type in ("Gemm", "MatMul"):
         transposed = any(a.name == "transA" and a.i for a in node.attribute)

@@ -1,4 +1,4 @@
-"""The ONNX file: described, checked, written whole or not at all."""
+"""Writes the ONNX file: adds its description, checks it, and replaces the file in one step."""
 
 import hashlib
 import math
@@ -18,8 +18,8 @@ from couce.preprocess import Preprocess
 
 
 def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) -> ModelInfo:
-    """What the file is to say of itself, from the content of its checkpoint."""
-    # Names alone, never a path of the machine it was trained on.
+    """The description that the file contains, made from the content of its checkpoint."""
+    # Only names, never a path of the machine that trained the model.
     data = Path(content.get("data", {}).get("name", "unknown")).name
     start = Path(content.get("settings", {}).get("weights", "unknown")).name
     metrics = content.get("metrics") or {}
@@ -34,8 +34,8 @@ def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) ->
             "dataset": data,
             "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
             "licence": (
-                f"Trained with CouCE (Apache-2.0) on the data set {data!r} from {start!r} weights: the"
-                " terms of both apply to this model."
+                f"Trained with CouCE (Apache-2.0) on the data set {data!r} from {start!r} weights:"
+                " the terms of both apply to this model."
             ),
             "couce": __version__,
         }
@@ -43,7 +43,7 @@ def describe(content: Mapping[str, Any], preprocess: Preprocess, kind: Input) ->
 
 
 def weights_hash(state: Mapping[str, torch.Tensor]) -> str:
-    """sha256 of all names, shapes and values, in the order of the names."""
+    """The sha256 of all names, types, shapes and values, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(state):
         array = state[name].detach().cpu().contiguous().numpy()
@@ -53,7 +53,7 @@ def weights_hash(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def serialise(proto: onnx.ModelProto, info: ModelInfo) -> bytes:
-    """The described and checked model as the bytes of one file."""
+    """The bytes of the ONNX file, after adding the description and checking the model."""
     onnx.helper.set_model_props(proto, info.to_metadata())
     proto.producer_name, proto.producer_version = "couce", __version__
     onnx.checker.check_model(proto, full_check=True)
@@ -64,4 +64,6 @@ def write(path: Path, content: bytes) -> None:
     try:
         replace_file(path, lambda part: part.write_bytes(content))
     except OSError as error:
-        raise CouceError(f"{path} could not be written: {error.strerror}") from error
+        raise CouceError(
+            f"{path} could not be written ({error.strerror}); choose another place, or make room"
+        ) from error

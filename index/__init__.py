@@ -1,4 +1,4 @@
-"""The gallery: FAISS on one machine, Milvus beyond it. Never imports torch."""
+"""The index of a gallery: in FAISS on one machine, or in Milvus. It never imports torch."""
 
 from couce.index.base import Hit, Index, Item, NewItem
 from couce.index.opening import open_index

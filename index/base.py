@@ -1,4 +1,4 @@
-"""What a gallery is to its callers: the same calls whether it lies in a folder or in Milvus."""
+"""The interface of an index. It is the same for an index in a folder and for one in Milvus."""
 
 import json
 import time
@@ -14,36 +14,36 @@ from numpy.typing import ArrayLike, NDArray
 from couce.errors import CouceError
 from couce.index.filters import Filter
 
-Vectors = NDArray[np.float32]  # (n, d), unit rows
+Vectors = NDArray[np.float32]  # (n, d), rows of unit length
 
 Mode = Literal["read", "write", "share"]
 
-ID_BYTES = 512  # what an id may take in UTF-8, in both backends
-ID_DIGITS = 32  # of a file's sha256, for an item without an id of its own
+ID_BYTES = 512  # the most bytes of an id in UTF-8, for both backends
+ID_DIGITS = 32  # an item without an id gets so many digits of the file's sha256 as its id
 METADATA_BYTES = 32_768
-METADATA_DEPTH = 64  # beyond some hundreds, neither Python's JSON nor SQLite's reads it back
+METADATA_DEPTH = 64  # Python's and SQLite's JSON cannot read back some hundreds of levels
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture of the gallery. Files with the same bytes are one item with several paths."""
+    """One image of the gallery. Files with the same bytes are one item with several paths."""
 
     id: str
-    paths: tuple[str, ...] = ()  # undecodable bytes as surrogates, as os.fsdecode gives them
+    paths: tuple[str, ...] = ()  # bytes that are not UTF-8 are surrogates, as in os.fsdecode
     label: str | None = None
     sha256: str | None = None
     size: int | None = None  # of the file, in bytes
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    time: float = 0.0  # when it was added, seconds since 1970
-    stamps: tuple[int, ...] = ()  # st_mtime_ns of each path, by which a build knows it again
+    time: float = 0.0  # when it was added, in seconds since 1970
+    stamps: tuple[int, ...] = ()  # st_mtime_ns of each path, to recognise unchanged files
 
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """What is to be added. An item of the same id is replaced.
+    """An item to add. It replaces an item with the same id.
 
-    Without an ``id`` it is the beginning of ``sha256``, so that the same file is the same item. Without
-    a ``vector`` that of the item to be replaced is kept.
+    If ``id`` is None, the id is the beginning of ``sha256``, so the same file gives the same item.
+    If ``vector`` is None, the vector of the item that is replaced is kept.
     """
 
     vector: ArrayLike | None
@@ -57,7 +57,7 @@ class NewItem:
 
     @classmethod
     def of(cls, item: Item, vector: ArrayLike | None = None) -> Self:
-        """The same item again, to be copied or changed with dataclasses.replace."""
+        """An item of an index as a new item, to copy it or to change it (dataclasses.replace)."""
         return cls(
             vector=vector,
             id=item.id,
@@ -70,22 +70,27 @@ class NewItem:
         )
 
     def item(self) -> Item:
-        """As it will be kept; what cannot be kept is an error."""
+        """The item that an index stores. An item that cannot be stored is an error."""
         id = self.id if self.id is not None else (self.sha256 or "")[:ID_DIGITS]
         check_text("id", id)
         if self.label is not None:
             check_text("label", self.label)
         if not id or len(id.encode()) > ID_BYTES:
             raise CouceError(
-                f"an item's id has from 1 to {ID_BYTES} bytes, and {id[:60]!r} has {len(id.encode())};"
-                " give one, or the sha256 that it can be made of"
+                f"an item's id must have from 1 to {ID_BYTES} bytes, but {id[:60]!r} has"
+                f" {len(id.encode())}; give another id, or none and the sha256 of the file"
             )
         if len((self.label or "").encode()) > ID_BYTES:
-            raise CouceError(f"the label of {id!r} has more than {ID_BYTES} bytes")
+            raise CouceError(
+                f"the label of {id!r} has more than {ID_BYTES} bytes; give a shorter one"
+            )
         metadata_json(self.metadata, id)
         stamps = self.stamps or (0,) * len(self.paths)
         if len(stamps) != len(self.paths):
-            raise CouceError(f"{id!r} has {len(self.paths)} paths but {len(stamps)} stamps")
+            raise CouceError(
+                f"{id!r} has {len(self.paths)} paths but {len(stamps)} stamps; give one stamp for"
+                " each path, or none"
+            )
         return Item(
             id=id,
             paths=self.paths,
@@ -99,13 +104,15 @@ class NewItem:
 
 
 class Hit(NamedTuple):
+    """An item that a search found."""
+
     id: str
-    score: float  # cosine
+    score: float  # the cosine of query and item
     item: Item
 
 
 class Block(NamedTuple):
-    """A stretch of the gallery's vectors."""
+    """Some of the vectors of an index, with their ids and labels."""
 
     ids: list[str]
     labels: list[str | None]
@@ -113,41 +120,47 @@ class Block(NamedTuple):
 
 
 class Index(Protocol):
-    """A gallery. Every call sees all that was acknowledged before it."""
+    """The index of a gallery. A call sees all changes that were acknowledged before it."""
 
-    dim: int | None  # None: empty, and any length will do
+    dim: int | None  # None as long as the index is empty and accepts vectors of any length
     model_hash: str | None
 
     def add(self, items: Iterable[NewItem]) -> list[str]:
-        """Their ids, in order, once all of them are kept. An item of the same id is replaced."""
+        """Stores the items and returns their ids, in order. Replaces items with the same id."""
 
     def remove(self, ids: Iterable[str]) -> int:
-        """How many of them were there."""
+        """Removes items and returns how many of the ids the index had."""
 
-    def get(self, id: str) -> Item | None: ...
+    def get(self, id: str) -> Item | None:
+        """The item with this id, or None."""
 
-    def get_many(self, ids: Sequence[str]) -> list[Item | None]: ...
+    def get_many(self, ids: Sequence[str]) -> list[Item | None]:
+        """The item of each id, or None."""
 
     def items(self, offset: int = 0, limit: int = 100, filter: Filter | None = None) -> list[Item]:
-        """In the order of their ids."""
+        """A page of the items that match the filter, in the order of their ids."""
 
     def every_item(self) -> Iterator[Item]:
-        """All of them, in the order of their ids, a block in memory at a time."""
+        """Yields all items in the order of their ids, with one block in memory at a time."""
 
     def search(
         self, vectors: ArrayLike, k: int = 10, filter: Filter | None = None, offset: int = 0
     ) -> list[list[Hit]]:
-        """For each row of ``vectors`` (n, d) its nearest, from the ``offset``-th, ``k`` at most."""
+        """The nearest items of each row of ``vectors`` (n, d), nearest first.
+
+        The first ``offset`` hits of a row are skipped, and at most ``k`` are returned.
+        """
 
     def __len__(self) -> int: ...
 
     def labels(self) -> dict[str, int]:
-        """Each label with its number of items."""
+        """The number of items of each label."""
 
     def vectors(self, ids: Sequence[str] | None = None) -> Iterator[Block]:
-        """All vectors, or those of ``ids`` that are there, block by block."""
+        """Yields all vectors, or those of ``ids``, in blocks. Unknown ids are left out."""
 
-    def info(self) -> dict[str, Any]: ...
+    def info(self) -> dict[str, Any]:
+        """Facts about the index, such as its number of items and its model."""
 
     def close(self) -> None: ...
 
@@ -165,50 +178,64 @@ def unit_rows(vectors: ArrayLike, dim: int | None = None) -> Vectors:
     array([[0.6, 0.8]], dtype=float32)
     """
     try:
-        with np.errstate(over="ignore"):  # what is too large is not finite, and told below
+        # A number that is too large becomes infinite, which the check below finds.
+        with np.errstate(over="ignore"):
             rows = np.asarray(vectors, dtype=np.float32)
     except (TypeError, ValueError):
-        raise CouceError("vectors are numbers, one row each and all of the same length") from None
+        raise CouceError("vectors must be rows of numbers, all of the same length") from None
     if rows.ndim != 2 or not rows.shape[1]:
-        raise CouceError(f"vectors are (n, d), one row each, not of shape {rows.shape}")
+        raise CouceError(
+            f"vectors must have the shape (n, d), not {rows.shape}; give each vector as a row"
+        )
     if dim is not None and rows.shape[1] != dim:
         raise CouceError(
             f"these vectors have {rows.shape[1]} dimensions and the index has {dim};"
-            " embed with the model that the index was built with"
+            " use the model that built the index"
         )
     with np.errstate(over="ignore"):
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
-        raise CouceError("a vector is zero or not finite, and has no direction to search in")
-    # Rows that are of unit length already stay as they are, to the last bit.
+        raise CouceError(
+            "a vector is zero or not finite, so it cannot be compared with others; leave it out"
+        )
+    # Rows that already have unit length stay exactly as they are.
     close = np.abs(lengths - 1) <= 1e-6
     return np.ascontiguousarray(np.where(close, rows, rows / lengths), dtype=np.float32)
 
 
 def stacked(vectors: Sequence[ArrayLike | None]) -> Vectors:
-    """Single vectors (d,) as rows."""
+    """Stacks single vectors (d,) to an array (n, d)."""
     if len({np.shape(vector) for vector in vectors}) > 1:  # type: ignore[arg-type]
-        raise CouceError("these vectors have different lengths; they must be of one model")
+        raise CouceError(
+            "these vectors have different lengths; embed all images with the same model"
+        )
     return np.stack([np.asarray(vector, np.float32) for vector in vectors])
 
 
 def metadata_json(metadata: Mapping[str, Any], id: str) -> str:
+    """The metadata of an item as JSON. Metadata that is too large or too deep is an error."""
     try:
         text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, sort_keys=True)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError):
-        raise CouceError(f"the metadata of {id!r} is not JSON: keys and texts, numbers") from None
+        raise CouceError(
+            f"the metadata of {id!r} is not JSON; use texts, numbers, true, false, null, lists and"
+            " objects"
+        ) from None
     if size > METADATA_BYTES:
-        raise CouceError(f"the metadata of {id!r} takes {size} bytes, of {METADATA_BYTES} allowed")
+        raise CouceError(
+            f"the metadata of {id!r} takes {size} bytes; at most {METADATA_BYTES} are allowed"
+        )
     if _depth(metadata) > METADATA_DEPTH:
         raise CouceError(
-            f"the metadata of {id!r} is more than {METADATA_DEPTH} lists or objects deep"
+            f"the metadata of {id!r} is more than {METADATA_DEPTH} lists or objects deep; use fewer"
+            " levels"
         )
     return text
 
 
 def _depth(value: object) -> int:
-    """How many lists and objects stand in each other.
+    """How deeply lists and objects are nested.
 
     >>> _depth({"a": [1, [2]]})
     3
@@ -225,30 +252,33 @@ def _depth(value: object) -> int:
 
 
 def check_text(what: str, text: str) -> None:
+    """Refuses text that the backends cannot store."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise CouceError(f"the {what} {text!r} is not text that can be written as UTF-8") from None
+        raise CouceError(
+            f"the {what} {text!r} cannot be written as UTF-8; give another one"
+        ) from None
     if "\0" in text:
-        raise CouceError(f"the {what} {text!r} contains a NUL character")
+        raise CouceError(f"the {what} {text!r} contains a NUL character; remove it")
 
 
 def check_window(k: int, offset: int) -> None:
     if k < 1 or offset < 0:
-        raise CouceError(f"k is at least 1 and offset at least 0, not {k} and {offset}")
+        raise CouceError(f"k must be at least 1 and offset at least 0, not {k} and {offset}")
 
 
 def check_model(
     address: str, known: str | None, dim: int | None, given: str | None, given_dim: int | None
 ) -> None:
-    """Refuses a model that the index was not built with: its embeddings mean something else."""
+    """Refuses a model other than that of the index, since their embeddings cannot be compared."""
     if known is not None and given is not None and known != given:
         raise CouceError(
             f"{address} was built with another model (sha256 {known[:12]}..., not {given[:12]}...);"
-            " use that one, or build another index with this"
+            " use that model, or build another index with this one"
         )
     if dim is not None and given_dim is not None and dim != given_dim:
         raise CouceError(
             f"{address} has vectors of {dim} dimensions, and these have {given_dim};"
-            " use the model that it was built with, or build another index"
+            " use the model that built it, or build another index"
         )

@@ -1,4 +1,4 @@
-"""What `couce index` does with a gallery, apart from parsing what was typed."""
+"""The commands of `couce index`, without the command line."""
 
 import hashlib
 import logging
@@ -41,20 +41,22 @@ def build_index(
     provider: str = "auto",
     preprocess: Preprocess | None = None,
 ) -> Summary:
-    """Indexes a folder of images, or brings its index up to date: `couce index build`.
+    """Builds the index of a folder of images, or brings it up to date, as `couce index build` does.
 
     Args:
-        gallery: the folder; its class folders become labels.
+        gallery: the folder of images. The names of its class folders become labels.
         model: the ONNX model that embeds the images.
         address: the index: a folder, or ``milvus+http://host:19530/name``.
-        labels: a CSV list with the columns path, label and perhaps id; others become metadata.
-        kind: the search structure: auto, flat, hnsw, ivf, ivfpq or a FAISS factory string.
-        recall: the recall@10 that the search must reach; 0.99 by default.
-        shard: index only part i of n of the files, written i/n.
-        prune: drop items whose files are gone.
-        engine: where images are embedded: here, or ray.
-        provider: where the model runs: auto, cuda, tensorrt or cpu.
-        preprocess: for a model that does not describe it itself.
+        labels: a CSV file with the columns path and label, and optionally id. All other columns
+            become metadata.
+        kind: the search structure: ``auto``, ``flat``, ``hnsw``, ``ivf``, ``ivfpq`` or a factory
+            string of FAISS. The default keeps the structure of the index; a new one gets ``auto``.
+        recall: the recall@10 that the search must reach. A new index gets 0.99.
+        shard: ``"i/n"`` indexes only the i-th of n parts of the files.
+        prune: whether items are removed if their files are gone.
+        engine: where images are embedded: ``here`` (this machine) or ``ray`` (a Ray cluster).
+        provider: where the model runs: ``auto``, ``cuda``, ``tensorrt`` or ``cpu``.
+        preprocess: how images are prepared for a model that does not describe this itself.
     """
     gallery, model, address = Path(gallery), Path(model), str(address)
     if engine not in ENGINES:
@@ -62,8 +64,9 @@ def build_index(
     if kind is not None and not is_remote(address):
         check_type(kind)
     part = Shard.parse(shard) if shard is not None else None
-    if not gallery.is_dir():  # before an index is made for it
-        raise CouceError(f"there is no folder {gallery} to take images from")
+    # This check comes first, so that no empty index is created.
+    if not gallery.is_dir():
+        raise CouceError(f"there is no folder {gallery}; give the folder of your images")
     digest = model_hash(model)
     with (
         ProgressBar() as bar,
@@ -79,8 +82,8 @@ def build_index(
             prune,
             bar.update,
         )
-        told = _arrange(index, kind, recall, summary)
-    _tell(summary, told)
+        manifest = _arrange(index, kind, recall, summary)
+    _log(summary, manifest)
     if summary.added and summary.seconds:
         rate = summary.added / summary.seconds
         log.info("%.1f s, %.1f new images/s", summary.seconds, rate)
@@ -97,7 +100,10 @@ def add_images(
     provider: str = "auto",
     preprocess: Preprocess | None = None,
 ) -> list[str]:
-    """Adds single images and returns their ids: `couce index add`. All are added, or none."""
+    """Adds single images and returns their ids, as `couce index add` does.
+
+    If one of the images cannot be read, none is added.
+    """
     address = str(address)
     metadata = metadata or {}
     embedder = Embedder(model, provider=provider, preprocess=preprocess)
@@ -131,17 +137,18 @@ def add_images(
 
 
 def model_hash(model: Path) -> str:
-    """As the embedder has it, without loading the model."""
+    """The sha256 of a model's file, equal to ``Embedder.hash`` but without loading the model."""
     try:
         return hashlib.sha256(model.read_bytes()).hexdigest()
     except FileNotFoundError:
-        raise CouceError(f"there is no model at {model}; `couce export` makes one") from None
+        raise CouceError(f"there is no model at {model}; create one with `couce export`") from None
     except IsADirectoryError:
-        raise CouceError(f"{model} is a folder, not a model") from None
+        raise CouceError(f"{model} is a folder; give the ONNX file of a model") from None
 
 
 def measured_line(structure: Structure) -> str:
-    """
+    """Describes a search structure and its measurement in one line.
+
     >>> measured_line(Structure())
     'structure IDMap,Flat (asked: auto): exact'
     """
@@ -154,10 +161,10 @@ def measured_line(structure: Structure) -> str:
         if found.exact_milliseconds is not None
         else ""
     )
-    missed = "" if found.reached else f", short of the {structure.recall} asked for"
+    missed = "" if found.reached else f" (less than the {structure.recall} asked for)"
     return (
         f"{line}: recall@{found.k} {found.recall:.4f}{missed} on {found.queries} held-out queries,"
-        f" {found.milliseconds:.2f} ms a query{exact}, {gigabytes(found.bytes)}"
+        f" {found.milliseconds:.2f} ms per query{exact}, {gigabytes(found.bytes)}"
     )
 
 
@@ -174,7 +181,7 @@ def _embed_files(
 def _arrange(
     index: Index, kind: str | None, recall: float | None, summary: Summary
 ) -> Manifest | None:
-    """A new FAISS file, if anything changed or another structure is wanted."""
+    """Compacts a folder's index if items changed or if another structure or recall is wanted."""
     if not isinstance(index, LocalIndex):
         return None
     now = index.structure()
@@ -189,7 +196,7 @@ def _arrange(
     return index.compact(wanted)
 
 
-def _tell(summary: Summary, manifest: Manifest | None) -> None:
+def _log(summary: Summary, manifest: Manifest | None) -> None:
     done = [
         (summary.added, "added"),
         (summary.updated, "updated"),
@@ -197,35 +204,38 @@ def _tell(summary: Summary, manifest: Manifest | None) -> None:
         (summary.unchanged, "unchanged"),
     ]
     listed = ", ".join(f"{count} {what}" for count, what in done if count)
-    log.info("%d images: %s", summary.files, listed or "nothing to do")
+    log.info("%d images: %s", summary.files, listed or "no changes")
     if manifest is not None:
         log.info(measured_line(manifest.structure))
     if summary.vanished:
-        log.info("%d known files are gone; --prune drops them", summary.vanished)
+        log.info("%d known files are gone; remove them with --prune", summary.vanished)
     for path, reason in summary.faults:
         log.info("not read: %s: %s", printable(path), reason)
     if summary.faults:
-        log.info("%d of %d could not be read", len(summary.faults), summary.files)
+        log.info("%d of %d files could not be read", len(summary.faults), summary.files)
 
 
 def opened_for(address: str, digest: str | None, dim: int | None) -> Index:
-    """For adding very many: arranged once at the end, by :func:`finish`."""
+    """Opens an index for adding many items; :func:`finish` then compacts it once, at the end."""
     return open_index(address, "write", digest, dim, background=False)
 
 
 def finish(index: Index) -> None:
+    """Compacts an index in a folder. Milvus compacts by itself."""
     if isinstance(index, LocalIndex):
         index.compact()
 
 
 def rearrange(address: str, kind: str | None, recall: float | None) -> Manifest:
-    """`couce index compact`."""
+    """Rebuilds the search structure, as `couce index compact` does."""
     if is_remote(address):
-        raise CouceError(f"{address} is in Milvus, which compacts by itself; this is for folders")
+        raise CouceError(
+            f"{address} is in Milvus, which compacts by itself; give an index in a folder"
+        )
     if kind is not None:
         check_type(kind)
     if not (Path(address) / CATALOG).exists():
-        raise CouceError(f"there is no index in {address}; `couce index build` makes one")
+        raise CouceError(f"there is no index in {address}; create one with `couce index build`")
     with LocalIndex(Path(address), "write", background=False) as index:
         now = index.structure()
         wanted = Structure(asked=kind or now.asked, recall=recall or now.recall)
@@ -233,10 +243,10 @@ def rearrange(address: str, kind: str | None, recall: float | None) -> Manifest:
 
 
 def verified(address: str) -> list[str]:
-    """`couce index verify`."""
+    """All faults of an index in a folder, as `couce index verify` lists them."""
     if is_remote(address):
         raise CouceError(
-            f"{address} is in Milvus, which keeps its own checksums; this is for folders"
+            f"{address} is in Milvus, which has its own checksums; give an index in a folder"
         )
     with LocalIndex(Path(address)) as index:
         return index.faults()

@@ -1,4 +1,4 @@
-"""Pictures that are nearly the same, by the cosine of their vectors."""
+"""Finds images that are nearly the same, by the cosine of their vectors."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,13 +13,13 @@ class Pair(NamedTuple):
 
 
 def near_duplicates(index: Index, threshold: float = 0.98, most: int = 20) -> Iterator[Pair]:
-    """Pairs of items with a cosine of at least ``threshold``, each pair once.
+    """Yields each pair of items with a cosine of at least ``threshold`` once.
 
-    Of each item the ``most`` nearest are looked at.
+    Each item is compared only with its ``most`` nearest items.
     """
     seen: set[tuple[str, str]] = set()
     for block in index.vectors():
-        # A part at a time, since every hit brings its item.
+        # The block is searched in parts, because each hit brings its item into memory.
         for start in range(0, len(block.ids), 256):
             own = index.get_many(block.ids[start : start + 256])
             hits = index.search(block.vectors[start : start + 256], most + 1)

@@ -1,8 +1,8 @@
-"""Which items a search may find: one small language for both backends.
+"""Filters choose the items that a search may find. Both backends understand the same filters.
 
-A filter maps fields to what they may be: ``{"label": "bird", "metadata.year": [2023, 2024]}``. All
-fields must fit, each with any of its values. None stands for an item without a label, or without that
-key in its metadata.
+A filter maps each field to one value or to a list of values, as in
+``{"label": "bird", "metadata.year": [2023, 2024]}``. An item matches if every field has one of its
+values. The value None matches items without a label, or without that key in their metadata.
 """
 
 import json
@@ -21,7 +21,7 @@ _FIELDS = ("id", "label", "metadata.KEY")
 
 
 def clauses(filter: Filter | None) -> Clauses:
-    """The filter in a form that can be compared and kept: fields with their tuples of values.
+    """The filter as a tuple of fields with their values, which can be compared and hashed.
 
     >>> clauses({"label": "bird"})
     (('label', ('bird',)),)
@@ -40,9 +40,10 @@ def clauses(filter: Filter | None) -> Clauses:
 
 
 def parse(texts: Iterable[str]) -> Filter | None:
-    """Of the command line: ``label=bird``. The same field again is another value it may have.
+    """Parses filters as they are written on the command line, such as ``label=bird``.
 
-    Text that is also a number, true or false in JSON means either.
+    A field that is given several times may have any of these values. In metadata, a value such as
+    ``2024`` or ``true`` matches both the text and the number or boolean.
 
     >>> parse(["label=bird", "metadata.year=2024"])
     {'label': ['bird'], 'metadata.year': ['2024', 2024]}
@@ -51,7 +52,7 @@ def parse(texts: Iterable[str]) -> Filter | None:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise CouceError(f"a filter is written field=value, as in label=bird, not {text!r}")
+            raise CouceError(f"write a filter as field=value, as in label=bird, not {text!r}")
         values = found.setdefault(name.strip(), [])
         values.append(value)
         if name.strip().startswith("metadata."):
@@ -62,7 +63,10 @@ def parse(texts: Iterable[str]) -> Filter | None:
 
 
 def _number(text: str) -> int | float | bool | None:
-    """As SQLite and Milvus have it: 64 bits, beyond them a float."""
+    """The number or boolean of a text, or None. Integers beyond 64 bits become floats.
+
+    SQLite and Milvus read numbers in the same way.
+    """
     try:
         found = json.loads(text)
         if not isinstance(found, bool | int | float) or not math.isfinite(found):
@@ -73,12 +77,15 @@ def _number(text: str) -> int | float | bool | None:
 
 
 def to_sql(found: Clauses) -> tuple[str, list[Any]]:
-    """A condition on the catalog's table ``items`` and its parameters. Values never enter the text."""
+    """The SQL condition on the catalog's table ``items``, and its parameters.
+
+    The condition itself never contains a value of the filter.
+    """
     conditions: list[str] = []
     parameters: list[Any] = []
     for name, values in found:
         if name in ("id", "label"):
-            # As one parameter: SQLite limits how many there may be.
+            # All values are one parameter, because SQLite limits the number of parameters.
             condition = f"items.{name} IN (SELECT value FROM json_each(?))"  # noqa: S608
             if None in values:
                 condition = f"({condition} OR items.{name} IS NULL)"
@@ -104,7 +111,7 @@ def to_sql(found: Clauses) -> tuple[str, list[Any]]:
 
 
 def to_milvus(found: Clauses) -> str:
-    """Milvus's boolean expression; an item without a label has the label ''."""
+    """The filter as a boolean expression of Milvus, where no label is stored as ''."""
     parts = []
     for name, values in found:
         if name in ("id", "label"):
@@ -124,7 +131,7 @@ def to_milvus(found: Clauses) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A literal of Milvus's grammar, which knows JSON's escapes and no others are needed."""
+    """The text as a string literal for Milvus, whose grammar accepts the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -136,9 +143,12 @@ def _check(name: str, value: object) -> None:
     if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
         fits = False
     if not fits:
-        raise CouceError(f"a filter's value for {name!r} cannot be {value!r}")
+        allowed = "a text" if name in ("id", "label") else "a text, a 64-bit number or a boolean"
+        raise CouceError(f"a filter's value for {name!r} cannot be {value!r}; give {allowed}")
     try:
         name.encode()
         str(value).encode()
     except UnicodeEncodeError:
-        raise CouceError(f"a filter's value for {name!r} is not text: {value!r}") from None
+        raise CouceError(
+            f"a filter's value for {name!r} is not text in UTF-8: {value!r}; give another one"
+        ) from None

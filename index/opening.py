@@ -18,7 +18,9 @@ def open_index(
     background: bool = True,
     kind: str | None = None,
 ) -> Index:
-    """The index at ``address``: a folder, or ``milvus+http://user:password@host:19530/collection``.
+    """Opens the index at ``address``.
+
+    The address is a folder, or ``milvus+http://user:password@host:19530/collection``.
 
     ::
 
@@ -26,13 +28,16 @@ def open_index(
             hits = index.search(embedder.embed(["bird.jpg"]), k=10, filter={"label": "wren"})
 
     Args:
-        mode: ``write`` makes the index where there is none. A folder has one writer at a time. ``share``
-            changes an index that is there beside other processes that share it: what servers do.
-        model_hash: sha256 of the model that embeds; an index of another model is refused.
-        dim: length of its embeddings, for an index that is to be made.
-        background: whether a folder's recent changes are compacted now and then while it is open.
-        kind: the type of index that a new Milvus collection gets: hnsw, ivf, ivfpq, flat, or its own
-            name of one. A folder is told when it is compacted.
+        address: where the index is.
+        mode: ``read`` opens an existing index for reading. ``write`` creates the index if there is
+            none; a folder accepts one writer at a time. ``share`` changes an existing index, and
+            several processes may do so at once, as servers do.
+        model_hash: the sha256 of the model that embeds. If the index was built with another model,
+            this is an error.
+        dim: the length of the embeddings, for a new index.
+        background: whether an index in a folder is compacted in the background while it is open.
+        kind: the index type of a new Milvus collection: hnsw, ivf, ivfpq, flat, or one of Milvus's
+            own names. The structure of a folder is chosen when it is compacted.
     """
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
@@ -42,11 +47,12 @@ def open_index(
         return MilvusIndex(str(address), mode, model_hash, dim, kind)
     if "://" in str(address):
         raise CouceError(
-            f"{address} is no address of an index; it is a folder, or"
+            f"{address} is not the address of an index; give a folder, or"
             " milvus+http://user:password@host:19530/collection"
         )
     return LocalIndex(Path(address), mode, model_hash, dim, background)
 
 
 def is_remote(address: str | Path) -> bool:
+    """Whether this is the address of a Milvus collection."""
     return str(address).startswith(("milvus+http://", "milvus+https://"))

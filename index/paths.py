@@ -1,4 +1,4 @@
-"""The paths of an item as JSON, in both backends: text where they are text, else their bytes."""
+"""The paths of an item as JSON, for both backends. A path that is not UTF-8 is stored as bytes."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def paths_json(paths: Sequence[str], stamps: Sequence[int]) -> str:
-    """Paths with their stamps. A path that is no UTF-8 goes in as its bytes.
+    """Paths with their stamps as JSON. A path that is not UTF-8 is written as base64.
 
     >>> paths_json(["a.jpg", os.fsdecode(b"\\xff.jpg")], [1, 2])
     '[["a.jpg", 1], [{"bytes": "/y5qcGc="}, 2]]'
@@ -24,10 +24,12 @@ def paths_json(paths: Sequence[str], stamps: Sequence[int]) -> str:
 
 
 def paths_from_json(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The paths and stamps from the JSON of :func:`paths_json`."""
     return paths_of(json.loads(text))
 
 
 def paths_of(rows: list[Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The paths and stamps from JSON that is already decoded."""
     paths = tuple(
         path if isinstance(path, str) else os.fsdecode(base64.b64decode(path["bytes"]))
         for path, _ in rows

@@ -1,4 +1,4 @@
-"""A picture of a search: the query and what was found."""
+"""Draws the result of a search: the query and its hits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ _SIDE, _GAP, _TEXT, _COLUMNS = 160, 8, 30, 6
 
 
 def draw_grid(query: ImageSource, hits: Sequence[Hit]) -> Image.Image:
-    """The query first, framed, then the hits with score and label."""
+    """One image with the query, in a red frame, and after it the hits with scores and labels."""
     cells = [("query", "", query)]
     for hit in hits:
         path = Path(hit.item.paths[0]) if hit.item.paths else Path(hit.id)
@@ -33,7 +33,7 @@ def draw_grid(query: ImageSource, hits: Sequence[Hit]) -> Image.Image:
             pen.rectangle(
                 (left - 3, top - 3, left + _SIDE + 2, top + _SIDE + 2), outline="red", width=3
             )
-        # The built-in font has no other letters.
+        # The built-in font has only the letters of Latin-1.
         text = f"{score}\n{label[:26]}".encode("latin-1", "replace").decode("latin-1")
         pen.multiline_text((left, top + _SIDE + 2), text, "black", spacing=1)
     return sheet

@@ -1,4 +1,4 @@
-"""What a gallery of a given size will take, from formulas that are shown."""
+"""Computes the memory and the machines that a gallery needs, and shows the formulas."""
 
 import math
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 from couce.errors import CouceError
 from couce.index.local.structures import FLAT_UP_TO, MEMORY_SHARE, codes, lists
 
-_GRAPH = 32  # links of a node in HNSW32; twice as many in its lowest layer
-_ROW = 400  # bytes of an item in the catalog beside its vector, with a path of usual length
+_GRAPH = 32  # links of a node in HNSW32; its lowest layer has twice as many
+_ROW = 400  # bytes of an item in the catalog without its vector, with a path of usual length
 
 
 class Option(NamedTuple):
     type: str
-    milvus: str  # the same there
+    milvus: str  # the name of the same type in Milvus
     formula: str
-    bytes: float
+    bytes: float  # of memory
     machines: int
 
 
@@ -25,9 +25,15 @@ class Plan(NamedTuple):
 
 
 def plan(vectors: float, dim: int, memory: float, rate: float) -> Plan:
-    """``memory``: bytes of a machine; ``rate``: images a second that one worker embeds."""
+    """What each type of index needs for ``vectors`` vectors of ``dim`` dimensions.
+
+    ``memory`` is the memory of one machine in bytes, and ``rate`` the images per second that one
+    worker embeds.
+    """
     if vectors < 1 or dim < 1 or memory <= 0 or rate <= 0:
-        raise CouceError("a plan needs at least one vector, one dimension, memory and a rate")
+        raise CouceError(
+            "a plan needs at least 1 vector, at least 1 dimension, and a memory and a rate above 0"
+        )
     n, d = int(vectors), dim
     cells, code = lists(n), codes(d)
     usable = MEMORY_SHARE * memory
@@ -47,9 +53,9 @@ def plan(vectors: float, dim: int, memory: float, rate: float) -> Plan:
     hours = n / rate / 3600
     advice = [
         f"catalog on disk: n·(4d + {_ROW}) = {gigabytes(catalog)}",
-        f"embedding: n / {rate:g} images/s = {hours:,.1f} hours of one worker;"
-        " `couce index build --shard i/n` or --engine ray divides it",
-        f"of a machine's {gigabytes(memory)}, {MEMORY_SHARE:.0%} is counted on for vectors",
+        f"embedding: n / {rate:g} images/s = {hours:,.1f} hours for one worker;"
+        " `couce index build` divides this with --shard i/n or --engine ray",
+        f"vectors may take {MEMORY_SHARE:.0%} of a machine's {gigabytes(memory)}",
     ]
     if chosen.machines > 1:
         advice.append(
@@ -57,12 +63,13 @@ def plan(vectors: float, dim: int, memory: float, rate: float) -> Plan:
             " (couce index build --to milvus+http://host:19530/name)"
         )
     else:
-        advice.append(f"one machine: a folder, --type {chosen.type} (what auto takes)")
+        advice.append(f"one machine: a folder, --type {chosen.type} (auto chooses the same)")
     return Plan(options, chosen, advice)
 
 
 def gigabytes(size: float) -> str:
-    """
+    """A size in GB, or in MB if it is small.
+
     >>> gigabytes(2_056_000_000)
     '2.06 GB'
     """

@@ -1,4 +1,4 @@
-"""Progress of a long work on the gallery: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of long work: a bar on a terminal, and log lines elsewhere."""
 
 import logging
 import time
@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 log = logging.getLogger(__name__)
 
-_EVERY = 30.0  # seconds between lines where there is no terminal
+_EVERY = 30.0  # seconds between two log lines
 
 
 class ProgressBar:
-    """``what`` is counted: images, or items."""
+    """Counts images or items, as ``what`` says."""
 
     def __init__(self, what: str = "images") -> None:
         console = Console(highlight=False, markup=False)

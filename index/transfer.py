@@ -1,4 +1,4 @@
-"""Moves items with their vectors from one index to another, or to a file and back."""
+"""Copies items with their vectors from one index to another, or to a file and back."""
 
 import json
 import zipfile
@@ -15,7 +15,7 @@ from couce.files import replace_file
 from couce.index.base import Index, Item, NewItem, Vectors, check_model
 from couce.index.paths import paths_from_json, paths_json
 
-BLOCK = 1000  # items that are kept at once
+BLOCK = 1000  # items that are added at once
 
 Progress = Callable[[int], None]
 Batch = tuple[list[Item], Vectors]
@@ -24,19 +24,22 @@ Batch = tuple[list[Item], Vectors]
 def copy(
     source: Index, target: Index, join: bool = False, progress: Progress = lambda _: None
 ) -> int:
-    """Puts all items of ``source`` into ``target``; how many they are.
+    """Copies all items of ``source`` into ``target`` and returns their number.
 
-    An item that is in both is replaced, or with ``join`` keeps the paths of both.
+    An item that both have is replaced. With ``join`` it gets the paths and metadata of both.
     """
     return _put(target, _batches(source), join, progress)
 
 
 def export_file(index: Index, path: Path, progress: Progress = lambda _: None) -> int:
-    """Writes all items to a .parquet file, or to an .npz that `couce evaluate` takes too."""
+    """Writes all items to a .parquet or .npz file and returns their number.
+
+    `couce evaluate` reads the .npz, too.
+    """
     writers = {".parquet": _write_parquet, ".npz": _write_npz}
     write = writers.get(path.suffix)
     if write is None:
-        raise CouceError(f"{path} must end in .parquet or .npz")
+        raise CouceError(f"the name {path} must end in .parquet or .npz")
     written = 0
 
     def counted() -> Iterator[Batch]:
@@ -52,23 +55,23 @@ def export_file(index: Index, path: Path, progress: Progress = lambda _: None) -
 
 
 def import_file(index: Index, path: Path, progress: Progress = lambda _: None) -> int:
-    """Adds what :func:`export_file` wrote."""
+    """Adds all items of a file that :func:`export_file` wrote, and returns their number."""
     about, batches = _read(path)
     check_model(str(index.info()["address"]), index.model_hash, index.dim, *about)
     return _put(index, batches, False, progress)
 
 
 def model_of(path: Path) -> tuple[str | None, int | None]:
-    """The model hash and dimension that an exported file tells."""
+    """The model hash and the dimension in a file that :func:`export_file` wrote."""
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[tuple[str | None, int | None], Iterator[Batch]]:
     readers = {".parquet": _read_parquet, ".npz": _read_npz}
     if path.suffix not in readers:
-        raise CouceError(f"{path} must end in .parquet or .npz")
+        raise CouceError(f"the name {path} must end in .parquet or .npz")
     if not path.exists():
-        raise CouceError(f"there is no file {path}")
+        raise CouceError(f"there is no file {path}; write one with `couce index export`")
     return readers[path.suffix](path)
 
 
@@ -208,6 +211,6 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise CouceError(
-            "Parquet needs pyarrow, which is not installed; pip install pyarrow, or take .npz"
+            "Parquet needs pyarrow, which is not installed; run `pip install pyarrow`, or use .npz"
         ) from None
     return pyarrow, pyarrow.parquet

@@ -1,4 +1,7 @@
-"""Reads the Dockerfile and .dockerignore, as far as ours go. What is not used there is an error."""
+"""Parses the Dockerfile and .dockerignore of this repository.
+
+Only the syntax that these two files use is known. Anything else is an error.
+"""
 
 import json
 import re
@@ -15,15 +18,16 @@ KNOWN = {
 @dataclass
 class Stage:
     name: str
-    base: str  # an image, or another stage
-    steps: list[tuple[str, str]] = field(default_factory=list)  # instruction and what follows it
+    base: str  # a base image, or the name of another stage
+    steps: list[tuple[str, str]] = field(default_factory=list)  # instructions and their arguments
 
     def only(self, instruction: str) -> str:
+        """The argument of an instruction that the stage has exactly once."""
         (text,) = (text for name, text in self.steps if name == instruction)
         return text
 
     def words(self, instruction: str) -> list[str]:
-        """Of ENTRYPOINT, CMD or HEALTHCHECK, in their JSON form."""
+        """The words of an ENTRYPOINT, CMD or HEALTHCHECK in JSON form."""
         return json.loads(re.sub(r"^(--\S+ )*CMD ", "", self.only(instruction)))
 
 
@@ -40,7 +44,7 @@ def parse(dockerfile: str) -> dict[str, Stage]:
             continue
         instruction, text = line.split(maxsplit=1)
         if instruction not in KNOWN:
-            raise ValueError(f"{instruction} is not among what is known here: {line}")
+            raise ValueError(f"the instruction {instruction} is not supported here: {line}")
         if instruction == "FROM":
             base, _, name = text.split()
             stages[name] = stage = Stage(name, base)
@@ -50,7 +54,7 @@ def parse(dockerfile: str) -> dict[str, Stage]:
 
 
 def ignored(path: Path, dockerignore: str) -> bool:
-    """Whether ``path`` (relative) stays out of a build: the last pattern that fits decides.
+    """Whether the relative ``path`` is excluded from a build. The last matching pattern decides.
 
     >>> ignored(Path("a/b.pt"), "*\\n!a\\n**/*.pt"), ignored(Path("a/b"), "*\\n!a\\n**/*.pt")
     (True, False)
@@ -61,7 +65,7 @@ def ignored(path: Path, dockerignore: str) -> bool:
             continue
         pattern = line.removeprefix("!").removeprefix("**/")
         if "/" in pattern:
-            raise ValueError(f"{line} is not among the patterns that are known here")
+            raise ValueError(f"the pattern {line} is not supported here")
         parts = path.parts if "**/" in line else path.parts[:1]
         if any(fnmatchcase(part, pattern) for part in parts):
             out = not line.startswith("!")

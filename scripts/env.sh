@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv and installs CouCE with the given extras, once.
-# A second call with an unchanged pyproject.toml returns at once.
+# The other scripts source this file. `couce_env EXTRAS` makes .venv and installs CouCE with these
+# extras. It returns at once if this was done before and pyproject.toml is unchanged.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,12 +8,13 @@ couce_env() { # couce_env EXTRAS
   wanted=$(cksum <pyproject.toml)
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null && return
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "CouCE needs Python 3.11 or newer; set PYTHON to one." >&2
+    echo "CouCE needs Python 3.11 or newer; set PYTHON to the path of one." >&2
     return 1
   }
-  echo "Installing couce[$extras] into .venv (several GB with torch; once)..."
+  echo "Installing couce[$extras] into .venv. This happens once; with torch it takes several GB..."
   if command -v uv >/dev/null; then
-    [ -x .venv/bin/python ] || uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" .venv
+    [ -x .venv/bin/python ] || uv venv --quiet --python \
+      "$("$python" -c 'import sys; print(sys.executable)')" .venv
     uv pip install --quiet --python .venv/bin/python --editable ".[$extras]"
   else
     [ -x .venv/bin/python ] || "$python" -m venv .venv

@@ -1,6 +1,6 @@
-"""The parts of the documentation that are made from the code, as a hook of mkdocs.
+"""A hook of mkdocs that makes parts of the documentation from the code.
 
-A page holds a marker, such as ``<!-- commands -->``, and what the code says takes its place.
+It replaces markers in the pages, such as ``<!-- commands -->``, by generated text.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-# As pymdownx.arithmatex marks them.
+# An equation, as pymdownx.arithmatex marks it.
 _EQUATION = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>',
     re.DOTALL,
@@ -27,7 +27,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Equations become MathML, which browsers draw without a script from elsewhere."""
+    """Converts equations to MathML, which browsers show without a script."""
     from latex2mathml.converter import convert
 
     def mathml(found: re.Match[str]) -> str:
@@ -38,7 +38,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def commands() -> str:
-    """The help of every command, as a terminal shows it."""
+    """The --help text of every command."""
     from couce.cli import app
 
     parts = []
@@ -56,7 +56,8 @@ def commands() -> str:
 
 
 def _names(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = []
+    """The words of each command, such as ``("index", "build")``."""
+    found: list[tuple[str, ...]] = []
     for name, command in group.commands.items():
         words = (*before, name)
         found += _names(command, words) if hasattr(command, "commands") else [words]
@@ -64,7 +65,7 @@ def _names(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def server_settings() -> str:
-    """A row for each setting of the server."""
+    """A Markdown table with a row for each setting of the server."""
     from couce.server.settings import ServerSettings, variable
 
     rows = ["| option | variable | key | default | meaning |", "| --- | --- | --- | --- | --- |"]

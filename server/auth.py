@@ -200,13 +200,16 @@ class Auth:
             )
         key = self._keys.find(token)
         if key is None:
-            raise Problem("unauthorized", "this key is unknown")
+            raise Problem(
+                "unauthorized", "this key is unknown; ask the server's owner for a new one"
+            )
         seconds = self._rates.wait(key, self._settings.workers, time.monotonic())
         if seconds:
             self._prometheus.rejections.labels("rate_limited").inc()
             raise Problem(
                 "rate_limited",
-                f"the key {key.name!r} may send {key.rate:g} requests a second; try again in a moment",
+                f"the key {key.name!r} may send {key.rate:g} requests a second; try again in a"
+                " moment",
                 {"Retry-After": str(math.ceil(seconds))},
             )
         return key
@@ -214,7 +217,8 @@ class Auth:
 
 _bearer = HTTPBearer(
     auto_error=False,
-    description="A key from `couce key new`. The server's setting `keys` says whether one is needed.",
+    description="A key from `couce key new`. The server's setting `keys` says whether one is"
+    " needed.",
 )
 _Token = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
@@ -228,7 +232,9 @@ async def may_read(request: Request, token: _Token) -> Key | None:
 async def may_administer(request: Request, token: _Token) -> None:
     key = await may_read(request, token)
     if key is not None and key.role != "admin":
-        raise Problem("forbidden", f"the key {key.name!r} may only read; use a key with the role admin")
+        raise Problem(
+            "forbidden", f"the key {key.name!r} may only read; use a key with the role admin"
+        )
 
 
 async def may_change(request: Request, token: _Token) -> None:

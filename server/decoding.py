@@ -79,7 +79,7 @@ class Decoder:
     async def _run(self, function: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
         process = await self._free.get()
         began = time.perf_counter()
-        # Shielded from cancellation: a process that is left in the middle would have to be replaced.
+        # Shielded from cancellation: a process that is left in the middle would need a replacement.
         asking = asyncio.ensure_future(self._ask(process, pickle.dumps((function, arguments))))
         answer = await asyncio.shield(asking)
         if answer[:1] != _GOOD:
@@ -98,8 +98,8 @@ class Decoder:
                     await process.restart()
                     raise Problem(
                         "decode_timeout",
-                        f"the image takes more than {self._seconds:g} s to decode; save it again, or make"
-                        " it smaller",
+                        f"the image takes more than {self._seconds:g} s to decode; save it again,"
+                        " or make it smaller",
                     ) from None
                 except (EOFError, OSError):
                     await process.restart()
@@ -163,8 +163,8 @@ class _Process:
 def _without_main() -> Iterator[None]:
     """Keeps a new process from importing the user's script again, which would run it once more.
 
-    A decoder needs nothing of it: whoever calls :func:`create_app` in a script that trains before
-    would else train in each decoder.
+    A decoder needs nothing from that script. If the script trains a model before it calls
+    :func:`create_app`, each decoder would train it again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -195,7 +195,8 @@ def _work(connection: socket.socket) -> None:
     with suppress(OSError), connection, connection.makefile("rb") as file:
         connection.sendall(_GOOD)
         while head := file.read(_LENGTH.size):
-            function, arguments = pickle.loads(file.read(*_LENGTH.unpack(head)))  # noqa: S301 (ours)
+            task = file.read(*_LENGTH.unpack(head))
+            function, arguments = pickle.loads(task)  # noqa: S301 (the server made it)
             answer = _answer(function, arguments)
             connection.sendall(_LENGTH.pack(len(answer)) + answer)
 

@@ -1,16 +1,18 @@
-"""Images that arrive together go through the model together.
+"""Collects images of several requests and runs them through the model as one batch.
 
-A batch leaves when it is full, when nothing more is on its way to it, or when its first image has waited
-long enough, whichever comes first. On its way is what is being decoded, so an image that comes alone never
-waits for company. While a batch is in the model the next one gathers, and once full it stands behind it, so
-that the model goes from one to the next without waiting for anybody.
+A batch starts when it is full, when no other image is being decoded for it, or when its first image
+has waited long enough, whichever comes first. So an image that comes alone never waits for others.
+While the model works on a batch, the next one is collected. A full batch waits behind the model, so
+that the model goes from one batch to the next without a pause.
 
-A model on a CPU has two lanes that share the cores, with batches of half the size. A layer ends with the last
-of its threads, so that one whose core a decoder takes for a moment keeps the others waiting; two batches on
-a core each do not wait for each other. An image that comes alone has all cores for itself.
+On a CPU, the model runs in two lanes that share the cores, with batches of half the size. A layer
+of a model ends when the last of its threads ends. If a decoder takes the core of one thread for a
+moment, all other threads of this batch wait. Two batches on a core each do not wait for each other.
+An image that comes alone runs on all cores.
 
-Batches have powers of two as their sizes: of 11 images 8 leave, and the other three have company by the time
-the model is free. So onnxruntime sees few shapes, whose memory it keeps, and none of its work is padding.
+Batch sizes are powers of two. Of 11 images, 8 start together. The other three wait until the model
+is free, and by then more images have usually arrived. So onnxruntime sees few input shapes, for
+each of which it keeps memory, and no work is spent on padding.
 """
 
 import asyncio
@@ -31,18 +33,18 @@ Run = Callable[[Pixels], NDArray[np.float32]]
 
 class Embedded(NamedTuple):
     row: Row
-    waited: float  # seconds
-    ran: float
+    waited: float  # seconds before its batch started
+    ran: float  # seconds in the model
 
 
 class _Waiting(NamedTuple):
     pixels: Pixels
-    since: float
+    since: float  # when it was added, by time.perf_counter
     answer: "asyncio.Future[Embedded]"
 
 
 def largest_batch(images: int) -> int:
-    """The largest power of two that so many images fill.
+    """The largest power of two that is at most ``images``.
 
     >>> [largest_batch(n) for n in (1, 2, 3, 16, 31)]
     [1, 2, 2, 16, 16]
@@ -51,10 +53,15 @@ def largest_batch(images: int) -> int:
 
 
 class ImageBatcher:
-    """``run`` takes pixels (N, crop, crop, 3) and gives rows (N, d), in a thread of its own.
+    """Batches images for ``run``, which turns pixels (N, crop, crop, 3) into embeddings (N, d).
 
-    ``lane``, if given, does the same and may run twice at a time. Either way up to ``size`` images are in the
-    model.
+    Args:
+        run: the model. It is called in a thread.
+        size: how many images may be in the model at once.
+        wait: how many seconds a batch may wait for images that are being decoded.
+        observe: is called with the size of each batch.
+        lane: the same model, which may be called from two threads at once with half the batch. If
+            it is given, ``run`` only gets images that come alone.
     """
 
     def __init__(
@@ -68,18 +75,18 @@ class ImageBatcher:
         self._run, self._wait, self._observe = run, wait, observe
         self._lane = lane or run
         self._lanes = 2 if lane else 1
-        self.size = largest_batch(size // self._lanes)  # of a lane's batch
+        self.size = largest_batch(size // self._lanes)  # of one batch
         self._waiting: deque[_Waiting] = deque()
-        self._coming = 0
-        self._taken = 0  # lanes that have a batch, and a batch that stands behind them
-        self._alone = False  # whether an image has the model for itself
+        self._coming = 0  # images that are being decoded
+        self._taken = 0  # batches that are in a lane or wait for one
+        self._alone = False  # whether an image that came alone is in the model
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(self._lanes, "model")
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes + 1)]
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """An image is on its way: a batch may wait for it."""
+        """Announces an image for as long as the block runs, so that a batch may wait for it."""
         self._coming += 1
         try:
             yield
@@ -88,7 +95,10 @@ class ImageBatcher:
             self._changed.set()
 
     async def embed(self, pixels: Pixels) -> Embedded:
-        """Cancelled before its batch leaves, an image is left out of it."""
+        """The embedding of an image.
+
+        If this is cancelled before the batch starts, the image is left out of the batch.
+        """
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(pixels, time.perf_counter(), answer))
         self._changed.set()
@@ -112,7 +122,9 @@ class ImageBatcher:
             self._taken += 1
             try:
                 await self._answer(batch, run)
-            except Exception:  # the model's: one image must not fail the others
+            # The model failed. It runs again for each image alone, so that one bad image does not
+            # fail the others.
+            except Exception:
                 for each in batch:
                     try:
                         await self._answer([each], run)
@@ -134,13 +146,12 @@ class ImageBatcher:
                 each.answer.set_result(Embedded(row, began - each.since, ran))
 
     async def _gather(self) -> tuple[list[_Waiting], Run]:
-        """The next batch, and what it goes through."""
+        """Waits for the next batch, and returns it with the function that runs it."""
         while True:
-            self._waiting = deque(
-                w for w in self._waiting if not w.answer.done()
-            )  # who has not left
+            # Images whose request was cancelled are left out.
+            self._waiting = deque(each for each in self._waiting if not each.answer.done())
             count = len(self._waiting)
-            left = None  # seconds after which to look again, unless something changes before
+            left = None  # seconds that the batch may still wait
             free = 0 if self._alone else self._lanes - self._taken
             if count and free > 0:
                 left = self._waiting[0].since + self._wait - time.perf_counter()
@@ -148,7 +159,8 @@ class ImageBatcher:
             if full or (left is not None and (not self._coming or left <= 0)):
                 if count == 1 and free == self._lanes:
                     return [self._waiting.popleft()], self._run
-                # Of two free lanes the other has its half, unless more is coming for it.
+                # If both lanes are free, each gets half of the images. If more images are coming,
+                # they go to the other lane, and this one takes all that are here.
                 share = count if free < 2 or self._coming else (count + 1) // 2
                 leave = min(self.size, largest_batch(share))
                 return [self._waiting.popleft() for _ in range(leave)], self._lane
@@ -158,6 +170,6 @@ class ImageBatcher:
 
 
 def _through(run: Run, pixels: list[Pixels]) -> tuple[float, Any]:
-    """When the model began, and its rows."""
+    """When the model started, and its embeddings (N, d)."""
     began = time.perf_counter()
     return began, run(np.stack(pixels))

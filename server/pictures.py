@@ -1,4 +1,4 @@
-"""The pictures of items: those that were uploaded, and small copies to look at."""
+"""The images of items: uploaded files, and thumbnails for browsers."""
 
 import fcntl
 import hashlib
@@ -17,7 +17,7 @@ _CACHE_BYTES = 64 * 2**20
 
 
 class Pictures:
-    """Uploaded images in ``folder``, a file for each item. Its name is made of hashes alone."""
+    """Uploaded images in ``folder``, one file for each item. File names consist of hashes only."""
 
     def __init__(self, folder: Path, decoder: Decoder) -> None:
         self._folder, self._decoder = folder, decoder
@@ -26,12 +26,16 @@ class Pictures:
 
     @contextmanager
     def changing(self, id: str) -> Iterator[None]:
-        """An item and its picture change together: one at a time, in all processes that share the folder."""
+        """Locks an item, so that only one process at a time changes it and its image.
+
+        The lock holds in all processes that share the folder.
+        """
         shelf = self._of(id).parent
         if not shelf.is_dir():
             shelf.mkdir(parents=True, exist_ok=True)
             sync_folder(self._folder)
-        # A file: of a folder's lock other machines that share it over a network would not know.
+        # The lock is on a file. Other machines that share the folder over a network would not see a
+        # lock on the folder itself.
         handle = os.open(shelf / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -40,14 +44,17 @@ class Pictures:
             os.close(handle)
 
     def keep(self, id: str, sha256: str, image: bytes) -> str:
-        """Writes the image to the disk, for good once this returns. Its path."""
+        """Stores an image and returns its path. The file is on the disk when this returns."""
         path = self._of(id, sha256)
         if not path.exists():
             replace_file(path, lambda part: part.write_bytes(image))
         return str(path)
 
     def forget(self, id: str, kept: tuple[str, ...] = ()) -> None:
-        """Deletes all that was ever uploaded for an item but what is kept; the gallery's own files stay."""
+        """Deletes the uploaded images of an item, except those in ``kept``.
+
+        The files of the gallery's own folder stay.
+        """
         names = {Path(path).name for path in kept}
         mine = self._of(id)
         for path in mine.parent.glob(f"{mine.name}-*"):
@@ -61,19 +68,25 @@ class Pictures:
         return found
 
     async def small(self, item: Item, size: int) -> bytes:
-        """A JPEG of the item's picture, encoded anew: nothing of the file itself reaches a browser."""
-        gone = Problem("not_found", "the picture of this item is not where it was indexed")
+        """The thumbnail of an item's image, as a JPEG.
+
+        The image is encoded again, so that no bytes of the file itself reach a browser.
+        """
+        gone = Problem(
+            "not_found",
+            "the image file of this item was moved or deleted; put it back, or remove the item",
+        )
         path = next((path for path in item.paths if Path(path).is_file()), None)
         if path is None:
             raise gone
         try:
             found = await self._decoder.thumbnail(path, size)
         except Problem:
-            if not Path(path).is_file():  # deleted meanwhile
+            if not Path(path).is_file():  # deleted in the meantime
                 raise gone from None
             raise
         key = _key(item, size)
-        if key not in self._cache:  # it may have been asked for twice at once
+        if key not in self._cache:  # another request may have stored it in the meantime
             self._cache[key] = found
             self._cached += len(found)
         while self._cached > _CACHE_BYTES:

@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""The counters and timings that Prometheus reads at /metrics."""
 
 import os
 
@@ -18,7 +18,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Prometheus:
-    """Of one process; with several, the library joins them through files."""
+    """The measurements of one process.
+
+    If the server has several processes, prometheus_client adds them up through files.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -30,36 +33,36 @@ class Prometheus:
         )
         self.seconds = Histogram(
             "couce_request_seconds",
-            "From the first byte to the answer.",
+            "Seconds from the first byte of a request to its answer.",
             ["route"],
             buckets=_SECONDS,
             registry=registry,
         )
         self.stages = Histogram(
             "couce_stage_seconds",
-            "Of decoding, waiting for a batch, the model and the search.",
+            "Seconds of decoding, waiting for a batch, the model and the search.",
             ["stage"],
             buckets=_SECONDS,
             registry=registry,
         )
         self.batches = Histogram(
             "couce_batch_images",
-            "Images that the model saw at once.",
+            "Images in a batch of the model.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
             registry=registry,
         )
         self.rejections = Counter(
-            "couce_rejections", "Requests refused, by code.", ["code"], registry=registry
+            "couce_rejections", "Refused requests by error code.", ["code"], registry=registry
         )
         self.queue = Gauge(
             "couce_queue_images",
-            "Images taken and not yet embedded.",
+            "Images that were accepted and are not yet embedded.",
             registry=registry,
             multiprocess_mode="livesum",
         )
         self.items = Gauge(
             "couce_index_items",
-            "Items of the index.",
+            "Items in the index.",
             registry=registry,
             multiprocess_mode="max",
         )

@@ -1,4 +1,4 @@
-"""`couce serve`: the application in uvicorn, in one process or several."""
+"""Runs the application in uvicorn, in one process or several. `couce serve` calls this."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ from couce.server.settings import ServerSettings
 
 log = logging.getLogger("couce.server")
 
-_SETTINGS = "COUCE_SERVER_SETTINGS"  # how they reach the processes
+_SETTINGS = "COUCE_SERVER_SETTINGS"  # the variable that passes the settings to worker processes
 _BACKLOG = 2048
 _UVICORN: dict[str, Any] = {
     "http": Protocol,
@@ -37,13 +37,17 @@ _UVICORN: dict[str, Any] = {
     "access_log": False,
     "proxy_headers": False,  # nothing depends on the client's address
     "server_header": False,
-    "timeout_keep_alive": 75,  # longer than proxies keep theirs, so that none sends into a closing one
-    "timeout_graceful_shutdown": 30,  # seconds for what was taken
+    # Longer than proxies keep a connection, so that no proxy sends a request into a closing one.
+    "timeout_keep_alive": 75,
+    "timeout_graceful_shutdown": 30,  # seconds for requests that were accepted
 }
 
 
 def serve(settings: ServerSettings, show: Callable[[str], None]) -> None:
-    """Until it is told to stop: then it finishes what it took and refuses the rest."""
+    """Serves until it is told to stop.
+
+    Then it finishes the requests that it accepted and refuses new ones.
+    """
     _log_to_stderr()
     listening = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -66,7 +70,7 @@ def _serve_one(
     app = create_app(settings, ready, faults.append)
     try:
         uvicorn.Server(uvicorn.Config(app, **_UVICORN)).run(sockets=[listening])
-    except SystemExit:  # how uvicorn ends when the application does not start
+    except SystemExit:  # uvicorn exits if the application does not start
         if faults:
             raise faults[0] from None
         raise
@@ -76,7 +80,7 @@ def _serve_many(
     settings: ServerSettings, listening: socket.socket, ready: Callable[[], None]
 ) -> None:
     refuse_open_door(settings)
-    # uvicorn would start a process that cannot serve again and again.
+    # Errors are found here first. uvicorn would start a process that fails again and again.
     Serving.open(settings).close()
     counters = tempfile.mkdtemp(prefix="couce-counters-")
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters
@@ -92,7 +96,7 @@ def _serve_many(
 
 
 def app_from_environment() -> FastAPI:
-    """For the processes that uvicorn starts."""
+    """The application in a worker process that uvicorn started."""
     _log_to_stderr()
     threading.Thread(target=_follow, name="follow", daemon=True).start()
     return create_app(
@@ -102,7 +106,7 @@ def app_from_environment() -> FastAPI:
 
 
 def _follow() -> None:
-    """Ends this process when the one that started it is gone, which may have had no time to say so."""
+    """Ends this process when its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -110,7 +114,10 @@ def _follow() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Before anything is loaded, so that a port that is taken is known at once."""
+    """A socket that listens.
+
+    It is opened before the model is loaded, so that a port that is in use is reported at once.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -120,21 +127,19 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CouceError(
-            f"{host}:{port} cannot be listened on ({reason}); choose others with --host and --port"
+            f"the server cannot listen at {host}:{port} ({reason}); choose another address with"
+            " --host and --port"
         ) from None
     listening.set_inheritable(True)
     return listening
 
 
 def _log_to_stderr() -> None:
-    """A line of JSON for each request. uvicorn's own lines say nothing that these do not."""
+    """Logs one line of JSON for each request, and silences uvicorn's own lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
-    for name in (
-        "uvicorn",
-        "uvicorn.error",
-        "python_multipart",
-    ):  # the last tells of every broken form
+    # python_multipart logs every broken form.
+    for name in ("uvicorn", "uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

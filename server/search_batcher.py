@@ -1,7 +1,7 @@
-"""SearchBatcher that want the same of the index at the same moment go to it together.
+"""Joins searches that arrive at the same moment with the same options into one call of the index.
 
-Images that left the model in one batch are all searched for at once: one moment of the catalog, one product
-of matrices and one wake-up of the event loop serve them all.
+Images of one batch leave the model together, so their searches start together, too. One read of the
+catalog, one matrix product and one wake-up of the event loop then serve all of them.
 """
 
 import asyncio
@@ -20,12 +20,16 @@ class Wanted(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    row: Row
+    row: Row  # the query
     answer: "asyncio.Future[list[Hit]]"
 
 
 class SearchBatcher:
-    """``search`` takes several rows (d,) and what is wanted of all of them, and gives the hits of each."""
+    """Batches searches for ``search``.
+
+    ``search`` takes several queries (d,) and the options of all of them. It returns the hits of
+    each query.
+    """
 
     def __init__(self, search: Callable[[list[Row], Wanted], Awaitable[list[list[Hit]]]]) -> None:
         self._search = search
@@ -33,13 +37,17 @@ class SearchBatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def hits(self, row: Row, wanted: Wanted) -> list[Hit]:
-        """Cancelled before its turn, a search is left out."""
+        """The hits of one query.
+
+        If this is cancelled before the search starts, the query is left out.
+        """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(row, loop.create_future())
-        key = repr(wanted)  # as text, since True == 1 in Python and not in metadata
+        # The key is text, because True == 1 in Python, but not in metadata.
+        key = repr(wanted)
         if key not in self._gathering:
             self._gathering[key] = []
-            # Whoever was woken by the same batch has joined by the loop's next turn.
+            # The event loop calls _leave after all tasks of the same model batch have called this.
             loop.call_soon(self._leave, key, wanted)
         self._gathering[key].append(waiting)
         return await waiting.answer
@@ -47,7 +55,7 @@ class SearchBatcher:
     def _leave(self, key: str, wanted: Wanted) -> None:
         together = [each for each in self._gathering.pop(key) if not each.answer.done()]
         task = asyncio.create_task(self._answer(together, wanted))
-        self._tasks.add(task)  # the loop itself keeps none
+        self._tasks.add(task)  # the event loop itself only keeps weak references
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, together: list[_Waiting], wanted: Wanted) -> None:

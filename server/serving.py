@@ -1,4 +1,4 @@
-"""A model and an index that are open together, and their replacement while requests go on."""
+"""Keeps a model and an index open, and replaces both while requests go on."""
 
 import asyncio
 import logging
@@ -29,29 +29,32 @@ log = logging.getLogger("couce.server")
 
 _T = TypeVar("_T")
 
-_SEARCHES = 4  # threads that ask the index; each has a connection of its own
-_LARGE = 50_000  # items from which on one search is worth several cores
+_SEARCHES = 4  # threads that search the index, each with its own connection to the catalog
+_LARGE = 50_000  # an index with at least this many items is searched on several cores
 
 
 class Serving:
-    """What answers requests: opened by :meth:`open`, then started within the event loop."""
+    """A model and its index, opened together.
+
+    :meth:`open` opens them. Then :meth:`start` must be called within the event loop.
+    """
 
     image_batcher: ImageBatcher
 
     def __init__(self, embedder: Embedder, lane: Embedder | None, index: Index) -> None:
         self.embedder, self.index = embedder, index
-        self._lane = lane  # the same model for two batches at a time
+        self._lane = lane  # the same model, for two batches at a time
         self._threads = ThreadPoolExecutor(
             _SEARCHES, "index", _alone if len(index) < _LARGE else None
         )
         self.search_batcher = SearchBatcher(self._search)
-        self._users = 0
+        self._users = 0  # requests that use this
         self._retired = False
         self._free = asyncio.Event()
 
     @classmethod
     def open(cls, settings: ServerSettings) -> "Serving":
-        """Opens both, checks that they belong together and runs the model once."""
+        """Opens model and index, checks that they belong together and runs the model once."""
         embedder = Embedder(
             settings.model,
             provider=settings.provider,
@@ -65,14 +68,16 @@ class Serving:
             embedder.provider == "cpu"
             and embedder.threads > 1
             and settings.batch > 1
-            and embedder.fixed_batch in (None, 1)  # halves of any other would be filled up
+            # Half of any other fixed batch would be filled up with padding.
+            and embedder.fixed_batch in (None, 1)
         ):
-            # A session has threads of its own beside that of its caller, and here it has two callers.
+            # A session computes in its own threads and in the thread of its caller. A lane has two
+            # callers, so it gets one thread less.
             lane = embedder.with_threads(embedder.threads - 1)
         crop = embedder.preprocess.crop
         noise = np.random.default_rng(0).integers(0, 256, (settings.batch, crop, crop, 3), np.uint8)
         embedder.run(noise[:1])
-        # The memory of a batch is taken now.
+        # The largest batch runs once, so that its memory is allocated now.
         if lane is None:
             embedder.run(noise[: largest_batch(settings.batch)])
         else:
@@ -80,7 +85,7 @@ class Serving:
         mode: Mode = "read" if settings.read_only else "share"
         if settings.new_index and not settings.read_only:
             if is_remote(settings.index):
-                mode = "write"  # a collection is made with its first item
+                mode = "write"  # Milvus creates the collection with its first item
             elif not (Path(settings.index) / CATALOG).exists():
                 open_index(settings.index, "write", embedder.hash, embedder.dim).close()
         index = open_index(settings.index, mode, embedder.hash, embedder.dim)
@@ -96,7 +101,7 @@ class Serving:
         )
 
     async def ask(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Calls the index in a thread."""
+        """Calls a function of the index in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def _search(self, rows: list[Row], wanted: Wanted) -> list[list[Hit]]:
@@ -112,7 +117,7 @@ class Serving:
             self._free.set()
 
     async def retire(self) -> None:
-        """Closes when the last request that uses it has ended."""
+        """Closes model and index when the last request that uses them has ended."""
         self._retired = True
         if self._users:
             await self._free.wait()
@@ -125,14 +130,18 @@ class Serving:
 
 
 def _alone() -> None:
-    """SearchBatcher of this thread take one core: to meet on others that the model has costs 20 times more."""
+    """Limits the searches of this thread to one core.
+
+    The model uses the other cores. A search that waits for them takes 20 times as long.
+    """
     import_library("faiss").omp_set_num_threads(1)
 
 
 class LiveServing:
-    """The serving of now. Another takes its place without a request noticing.
+    """The model and index that answer requests now, and their replacement without a break.
 
-    All processes that share a state folder follow: the one that was asked to reload leaves a mark there.
+    All processes that share a state folder reload together. The process that gets the request to
+    reload writes a mark into this folder, and the others watch it.
     """
 
     def __init__(self, settings: ServerSettings, prometheus: Prometheus) -> None:
@@ -141,7 +150,7 @@ class LiveServing:
         self._changing = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
         self._mark = settings.state_folder / "reload"
-        self._seen: int | None = None
+        self._seen: int | None = None  # the time of the last mark that was seen
 
     async def start(self) -> None:
         self._seen = self._stamp()
@@ -150,6 +159,7 @@ class LiveServing:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Serving]:
+        """The current model and index, which stay open until the block ends."""
         serving = self._now
         if serving is None:
             raise Problem("unavailable", "the model is being loaded; try again in a moment")
@@ -160,7 +170,11 @@ class LiveServing:
             serving.give_back()
 
     async def reload(self, everywhere: bool = True) -> Serving:
-        """Opens model and index anew, beside the old ones, which stay if anything is wrong."""
+        """Opens model and index again and switches to them.
+
+        If the new ones have a fault, the old ones stay. ``everywhere``: whether the other processes
+        reload, too.
+        """
         async with self._changing:
             new = await self._open()
             old, self._now = self._now, new
@@ -171,8 +185,10 @@ class LiveServing:
             if everywhere:
                 try:
                     await asyncio.to_thread(self._leave_mark)
-                except OSError as error:  # a folder that may only be read
-                    log.warning("other processes are not told to reload: %s", error)
+                except OSError as error:  # for example a read-only folder
+                    log.warning(
+                        "other processes cannot be told to reload; restart them (%s)", error
+                    )
             return new
 
     async def close(self) -> None:
@@ -196,12 +212,12 @@ class LiveServing:
                 self._seen = stamp
                 try:
                     await self.reload(everywhere=False)
-                except Exception as error:  # the old ones stay
-                    log.warning("model and index stay as they are: %s", error)
+                except Exception as error:
+                    log.warning("the old model and index stay in use: %s", error)
 
     def _leave_mark(self) -> None:
         self._mark.parent.mkdir(parents=True, exist_ok=True)
-        self._mark.write_text(f"{time.time_ns()}\n")  # what counts is when
+        self._mark.write_text(f"{time.time_ns()}\n")  # only the time of the file counts
         self._seen = self._stamp()
 
     def _stamp(self) -> int | None:

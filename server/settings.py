@@ -1,7 +1,8 @@
 """The settings of a server, each defined once.
 
-A setting has one name: ``max_bytes`` is the option ``--max-bytes``, the variable ``COUCE_MAX_BYTES``
-and the key ``max_bytes`` of a TOML file. An option wins over a variable, a variable over the file.
+A setting has one name: ``max_bytes`` is the option ``--max-bytes``, the variable
+``COUCE_MAX_BYTES`` and the key ``max_bytes`` of a TOML file. An option wins over a variable, and a
+variable over the file.
 The descriptions below are the texts of ``couce serve --help`` and of docs/server.md.
 """
 
@@ -19,26 +20,31 @@ from couce.errors import CouceError
 from couce.index.opening import is_remote
 
 MEGABYTE = 2**20
-VARIABLE = "COUCE_"  # what the variables of all settings begin with
+VARIABLE = "COUCE_"  # the prefix of the variables of all settings
 
 
 class ServerSettings(Settings):
-    """Every setting has a default: ``model.onnx`` and ``index/`` of the current folder."""
+    """The settings, which all have a default.
+
+    Without any, the server uses ``model.onnx`` and ``index/`` of the current folder.
+    """
 
     model: Path = Field(Path("model.onnx"), description="The ONNX model, from `couce export`.")
     index: str = Field(
         "index", description="The index: a folder, or milvus+http://host:19530/name."
     )
     host: str = Field("127.0.0.1", description="The address to listen at.")
-    port: int = Field(8000, ge=0, le=65535, description="The port to listen at; 0: any free port.")
-    workers: int = Field(1, ge=1, description="Number of processes that serve.")
+    port: int = Field(
+        8000, ge=0, le=65535, description="The port to listen at; 0 takes any free port."
+    )
+    workers: int = Field(1, ge=1, description="The number of processes that answer requests.")
     state: Path | None = Field(
         None, description="The folder of uploads, evaluations and keys. [default: INDEX/server]"
     )
     keys: Literal["auto", "required", "off"] = Field(
         "auto",
-        description="Whether requests need a key: auto (once a key was made, or when other machines"
-        " can connect), required, or off.",
+        description="Whether requests need a key: required, off or auto. With auto they need one as"
+        " soon as a key exists, or if other machines can connect.",
     )
     origin: tuple[str, ...] = Field(
         (),
@@ -46,7 +52,7 @@ class ServerSettings(Settings):
         " Repeatable.",
     )
     read_only: bool = Field(False, description="Refuse all changes of the gallery.")
-    new_index: bool = Field(False, description="Make an empty index where there is none.")
+    new_index: bool = Field(False, description="Make an empty index if there is none.")
     preprocess: tuple[str, ...] = Field(
         (),
         description="How to prepare images for a model that is not CouCE's, such as crop=224."
@@ -54,33 +60,52 @@ class ServerSettings(Settings):
     )
     provider: str = Field("auto", description="Where the model runs: auto, cuda, tensorrt or cpu.")
     threads: int | None = Field(
-        None, ge=1, description="Threads of the model. [default: this process's share of the cores]"
+        None,
+        ge=1,
+        description="The number of threads of the model. [default: a process's share of the cores]",
     )
 
     batch: int = Field(
-        16, ge=1, description="Most images in a batch; rounded down to a power of two."
+        16,
+        ge=1,
+        description="The largest number of images in a batch; rounded down to a power of two.",
     )
     batch_wait: float = Field(
-        0.005, ge=0, description="Seconds that a batch waits for images that are being decoded."
+        0.005, ge=0, description="How many seconds a batch waits for images that are being decoded."
     )
     queue: int = Field(
-        48, ge=1, description="Most images that wait to be embedded; more are answered with 429."
+        48,
+        ge=1,
+        description="The largest number of images that wait to be embedded; more are refused with"
+        " 429.",
     )
 
-    max_bytes: int = Field(20 * MEGABYTE, ge=1024, description="Most bytes of a request.")
+    max_bytes: int = Field(
+        20 * MEGABYTE, ge=1024, description="The largest size of a request in bytes."
+    )
     max_upload_bytes: int = Field(
         512 * MEGABYTE,
         ge=1024,
-        description="Most bytes of a data set that is sent to be evaluated.",
+        description="The largest size in bytes of a data set that is sent to be evaluated.",
     )
     max_held_bytes: int = Field(
-        512 * MEGABYTE, ge=1024, description="Most bytes of all requests that are being received."
+        512 * MEGABYTE,
+        ge=1024,
+        description="The largest size in bytes of all requests that are being received.",
     )
-    max_pixels: int = Field(50_000_000, ge=1, description="Most pixels of an image.")
-    max_images: int = Field(64, ge=1, description="Most images of a request to /embed.")
-    decode_seconds: float = Field(10.0, gt=0, description="Most seconds to decode an image.")
+    max_pixels: int = Field(
+        50_000_000, ge=1, description="The largest number of pixels of an image."
+    )
+    max_images: int = Field(
+        64, ge=1, description="The largest number of images of a request to /embed."
+    )
+    decode_seconds: float = Field(
+        10.0, gt=0, description="How many seconds the decoding of an image may take."
+    )
     read_seconds: float = Field(
-        30.0, gt=0, description="Most seconds for a request to arrive; large ones get more."
+        30.0,
+        gt=0,
+        description="How many seconds a request may take to arrive; large ones get more.",
     )
 
     @field_validator("origin", "preprocess", mode="before")
@@ -95,8 +120,8 @@ class ServerSettings(Settings):
             return self.state
         if is_remote(self.index):
             raise CouceError(
-                "an index in Milvus has no folder for uploaded images and evaluations; name one with"
-                " --state, which all servers of that index share"
+                "an index in Milvus has no folder for uploaded images and evaluations; name one"
+                " that all its servers share with --state"
             )
         return Path(self.index) / "server"
 
@@ -112,7 +137,8 @@ class ServerSettings(Settings):
 
 
 def variable(name: str) -> str:
-    """
+    """The environment variable of a setting.
+
     >>> variable("max_bytes")
     'COUCE_MAX_BYTES'
     """
@@ -130,9 +156,12 @@ def read_settings(
         try:
             values = tomllib.loads(config.read_text())
         except OSError as error:
-            raise CouceError(f"the settings in {config} cannot be read: {error.strerror}") from None
+            raise CouceError(
+                f"the settings in {config} cannot be read ({error.strerror}); check the path and"
+                " its permissions"
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise CouceError(f"{config} is not TOML: {error}") from None
+            raise CouceError(f"{config} is not TOML ({error}); correct the file") from None
     for name in ServerSettings.model_fields:
         if variable(name) in environment:
             values[name] = environment[variable(name)]

@@ -1,7 +1,8 @@
-"""Small real models and runs for everything that needs one."""
+"""Fixtures for all tests: small models, runs, and the command line."""
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,31 +18,43 @@ from couce.preprocess import Preprocess
 CROP, DIM = 16, 8
 MakeModel = Callable[..., Path]
 
-# Made once for many tests, and too dear to be made by every worker.
+# Fixtures of many tests that take too long for every worker to make them.
 SHARED = ("milvus_server", "browser", "runs")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers (``scripts/test`` has one for each core), one gets all that share such a thing."""
+    """Sends all tests that share one of these fixtures to the same worker."""
     for item in items:
         for name in SHARED:
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(name))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run names what was skipped, and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        print(f"ATTENTION, SKIPPED: {listed}")
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:
-    """Writes an ONNX model that multiplies pixels by a random matrix; ``describe`` says if it is ours.
+    """A function that writes an ONNX model, which multiplies the pixels by a random matrix.
 
-    ``batch``, ``kind`` and ``info`` change its input's first dimension and type and its description.
+    With ``describe``, the model has the description of a model of CouCE. ``batch`` and ``kind`` are
+    the batch size and the type of its input. ``info`` changes fields of the description.
     """
     return lambda name="model.onnx", **options: _write_model(tmp_path / name, **options)
 
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, for whoever starts something that several tests share."""
+    """A model as of ``make_model``, for fixtures that live for the whole session."""
     return _write_model(tmp_path_factory.mktemp("small") / "model.onnx")
 
 
@@ -86,12 +99,13 @@ def _write_model(
     return path
 
 
-# Settings of the smallest training that is still one.
+# Settings of a very small training.
 SMALL = {"dim": 16, "batch_classes": 8, "batch_images": 3, "odba.capacity": 64}
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small demo set."""
     from couce.data.demo import write_demo
 
     return write_demo(tmp_path_factory.mktemp("data") / "demo", confounding=0.5, per_class=4)
@@ -99,7 +113,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of runs, ``base`` and ``couce``."""
+    """The folders of two short runs, with the methods ``base`` and ``couce``."""
     from couce.train.run import Data, run_training
     from couce.train.settings import resolve
 
@@ -114,7 +128,7 @@ def runs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process: exit code, what it said, what it complained of."""
+    """Runs the command line in this process. Returns exit code, standard output and error."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         from couce.cli import main
@@ -125,15 +139,15 @@ def call(
             main()
         except SystemExit as stopped:
             code = stopped.code
-        said = capsys.readouterr()
-        return int(str(code or 0)), said.out, said.err
+        printed = capsys.readouterr()
+        return int(str(code or 0)), printed.out, printed.err
 
     return run
 
 
 @pytest.fixture
 def messages() -> Iterator[list[str]]:
-    """What the rooms tell through `logging`, line by line."""
+    """The log messages of this package, line by line."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,8 +1,9 @@
-"""Runs `couce` as it would run where only ``couce[cpu]`` is installed: other packages are not found.
+"""Runs `couce` as if only ``couce[cpu]`` were installed. Other packages cannot be imported.
 
     python serving_only.py evaluate vectors.npz
 
-What ``couce[cpu]`` needs is asked of the installed packages themselves, so that nothing is listed here.
+The requirements of ``couce[cpu]`` come from the metadata of the installed packages, so that this
+file needs no list of them.
 """
 
 import re
@@ -16,7 +17,7 @@ from packaging.requirements import Requirement
 
 
 def needed(name: str, extras: Sequence[str] = ()) -> set[str]:
-    """The packages that ``name`` needs with these extras, itself included, by normalised name."""
+    """``name`` and all packages that it needs with these extras, by normalised name."""
     found: set[str] = set()
     waiting = [(name, tuple(extras))]
     while waiting:
@@ -34,6 +35,8 @@ def needed(name: str, extras: Sequence[str] = ()) -> set[str]:
 
 
 class OnlyServing(MetaPathFinder):
+    """Finds no module that belongs to a package outside of ``couce[cpu]``."""
+
     def __init__(self) -> None:
         self._there = needed("couce", ["cpu"])
         self._owners = packages_distributions()

@@ -1,4 +1,4 @@
-"""What Dockerfile, .dockerignore and compose.yaml promise. scripts/try-container runs the first."""
+"""Checks Dockerfile, .dockerignore and compose.yaml. scripts/try-container runs the Dockerfile."""
 
 import re
 import subprocess
@@ -27,11 +27,11 @@ TARGETS = (*SERVING, "train-gpu")
 
 
 def options_of_couce(words: list[str]) -> dict[str, Any]:
-    """The values that `couce` reads from a command line; one it does not know is an error."""
+    """The values that `couce` reads from a command line. An unknown option is an error."""
     group: Any = typer.main.get_command(app)
     if words[0] != "serve":
         return group.commands[words[0]].make_context(words[0], words[1:]).params
-    # This command parses its options in its body; what is not given keeps the setting's default.
+    # This command parses its options in its body. Options that are not given are None there.
     command: Any = typer.main.get_command(serve_app(lambda **_: None))
     given = command.make_context(words[0], words[1:]).params
     fields = ServerSettings.model_fields
@@ -43,7 +43,7 @@ def runs(stage: Stage) -> str:
 
 
 def extras(text: str) -> list[str]:
-    """Of all requirements of couce itself: ".[cpu]" or "couce[cpu]"."""
+    """The extras of all requirements of couce itself, such as ".[cpu]" or "couce[cpu]"."""
     return [
         name for found in re.findall(r'"(?:\.|couce)\[(.*?)\]"', text) for name in found.split(",")
     ]
@@ -51,16 +51,16 @@ def extras(text: str) -> list[str]:
 
 def test_the_targets() -> None:
     assert set(TARGETS) <= set(STAGES)
-    assert list(STAGES)[-1] == "serve-cpu"  # what is built when none is named
+    assert list(STAGES)[-1] == "serve-cpu"  # it is built if no target is named
 
 
-def test_an_instruction_that_nobody_tries_is_refused() -> None:
-    with pytest.raises(ValueError, match="ADD is not among"):
+def test_an_unknown_instruction_is_refused() -> None:
+    with pytest.raises(ValueError, match="ADD is not supported"):
         parse("FROM a AS b\nADD https://example.org/x /x")
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_is_installed_is_what_was_fetched(name: str) -> None:
+def test_the_installed_packages_are_the_fetched_ones(name: str) -> None:
     (wheels,) = re.findall(r"from=([\w-]+)", runs(STAGES[name]))
     installed = extras(runs(STAGES[name]))
     assert installed == extras(runs(STAGES[wheels]))
@@ -96,7 +96,7 @@ def test_nothing_is_reported_to_the_makers_of_onnxruntime(name: str) -> None:
 
 
 def test_one_python_everywhere() -> None:
-    """Ubuntu 24.04, below the CUDA image, has 3.12: what is fetched with another does not fit."""
+    """The CUDA image is made of Ubuntu 24.04, which has 3.12. Wheels for another do not fit."""
     bases = {stage.base for stage in STAGES.values() if stage.base not in STAGES}
     assert bases == {
         "python:3.12-slim-bookworm",
@@ -106,12 +106,12 @@ def test_one_python_everywhere() -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-def test_the_command_is_one_that_couce_knows(name: str) -> None:
+def test_the_command_of_the_image_is_valid(name: str) -> None:
     stage = STAGES[name]
     assert stage.words("ENTRYPOINT") == ["couce"]
     given = options_of_couce(stage.words("CMD"))
     assert given["host"] == "0.0.0.0"  # noqa: S104
-    assert not ServerSettings(host=given["host"]).local  # so that it wants keys
+    assert not ServerSettings(host=given["host"]).local  # so it requires keys
     assert str(given["port"]) == stage.only("EXPOSE")
     assert f"http://127.0.0.1:{given['port']}/readyz" in stage.words("HEALTHCHECK")[-1]
     assert stage.only("STOPSIGNAL") == "SIGTERM"
@@ -136,7 +136,7 @@ def test_the_health_check_asks_readyz(name: str, status: int, healthy: bool) -> 
         threading.Thread(target=server.handle_request, daemon=True).start()
         _, *words = STAGES[name].words("HEALTHCHECK")
         words[-1] = words[-1].replace(":8000/", f":{server.server_port}/")
-        elsewhere = {"http_proxy": "http://127.0.0.1:9"}  # which nobody must ask
+        elsewhere = {"http_proxy": "http://127.0.0.1:9"}  # a proxy that must not be used
         done = subprocess.run(
             [sys.executable, *words], env=elsewhere, capture_output=True, check=False
         )
@@ -144,7 +144,7 @@ def test_the_health_check_asks_readyz(name: str, status: int, healthy: bool) -> 
     assert asked == ["/readyz"]
 
 
-def test_a_build_is_sent_the_source_and_nothing_else() -> None:
+def test_a_build_gets_the_source_and_nothing_else() -> None:
     patterns = (ROOT / ".dockerignore").read_text()
     for name in ("pyproject.toml", "README.md", "LICENSE", "couce/cli/serve.py", "couce/train"):
         assert (ROOT / name).exists()
@@ -159,7 +159,7 @@ def test_a_build_is_sent_the_source_and_nothing_else() -> None:
     assert [name for name in left_out if not ignored(Path(name), patterns)] == []
 
 
-def test_compose_is_sound() -> None:
+def test_compose_is_consistent() -> None:
     services = COMPOSE["services"]
     assert set(services) == {"server", "milvus", "etcd", "minio"}
     for name, service in services.items():
@@ -188,13 +188,13 @@ def test_every_variable_of_compose_has_a_default() -> None:
     assert all(re.fullmatch(r"\w+:-\S+", variable) for variable in variables)
 
 
-def test_composes_command_is_one_that_couce_knows() -> None:
+def test_the_command_of_compose_is_valid() -> None:
     server = COMPOSE["services"]["server"]
     given = options_of_couce(server["command"])
     assert given["index"] == "milvus+http://milvus:19530/gallery"
     assert given["new_index"]
     mounted = [v.split(":")[1] if isinstance(v, str) else v["target"] for v in server["volumes"]]
-    assert str(given["state"]) == f"{mounted[0]}/state"  # what replicas share
+    assert str(given["state"]) == f"{mounted[0]}/state"  # replicas share it
     assert str(given["model"]) == f"{mounted[1]}/model.onnx"
     pages = [ROOT / "compose.yaml", ROOT / "docs" / "operating.md"]
     keys = [line for page in pages for line in re.findall(r"server key new .*", page.read_text())]

@@ -1,4 +1,4 @@
-"""The README's code runs, and the documentation names what exists."""
+"""The code of the README runs, and the settings and links of the documentation exist."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_the_readme_runs_from_top_to_bottom() -> None:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    """The tables of docs/method.md and the settings cannot drift apart."""
+    """The tables of docs/method.md have all settings of the method, and no others."""
     text = (ROOT / "docs" / "method.md").read_text()
     documented = dict(re.findall(r"^\| `(\w+\.\w+)` \| `([^`]*)` \|", text, flags=re.MULTILINE))
     settings = MethodSettings().model_dump()

@@ -58,7 +58,7 @@ def test_each_extra_alone_is_sound(packages: dict[str, str]) -> None:
 
 
 def played_onnxruntime(listed: list[str], working: list[str]) -> SimpleNamespace:
-    """onnxruntime on a machine with CUDA compiled in. No GPU is here, so the library is played."""
+    """A stand-in for an onnxruntime with CUDA compiled in, because tests have no GPU."""
     return SimpleNamespace(
         __version__="1.31.1",
         get_available_providers=lambda: [*listed, "CPUExecutionProvider"],

@@ -1,4 +1,4 @@
-"""The embedder: where it runs, what it refuses, and that it gives what the model gives."""
+"""The embedder: where it runs, what it refuses, and that its embeddings are those of the model."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def as_bytes(image: Image.Image, kind: str = "PNG") -> bytes:
 
 
 def by_hand(path: Path, images: list[Image.Image]) -> np.ndarray:
-    """Rows of the uint8 model of the fixture, in numpy."""
+    """The embeddings of the uint8 model of the fixture, computed with numpy."""
     (matrix,) = onnx.load(path).graph.initializer
     pixels = [np.asarray(i.resize((CROP, CROP), Image.Resampling.BILINEAR)) for i in images]
     rows = np.stack(pixels).reshape(len(images), -1) @ onnx.numpy_helper.to_array(matrix)
@@ -71,12 +71,14 @@ def test_upright_and_in_any_mode(make_model: MakeModel) -> None:
     np.testing.assert_allclose(rows[1:], rows[[0, 0]], atol=1e-6)
 
 
-def test_a_stream_names_broken_images_in_their_place(make_model: MakeModel, tmp_path: Path) -> None:
+def test_a_stream_has_an_error_in_the_place_of_a_broken_image(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
     whole = as_bytes(picture(0, (300, 300)), "JPEG")
     sources: list[bytes | Path] = [
         whole,
         whole[: len(whole) // 2],
-        b"no picture",
+        b"no image",
         tmp_path / "absent.png",
         whole,
     ]
@@ -112,10 +114,10 @@ def test_a_limit_of_pixels(make_model: MakeModel) -> None:
 
 @pytest.mark.parametrize("batch", ["batch", 1, 4])
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
-def test_a_foreign_model_with_its_preprocessing_said(
+def test_a_foreign_model_with_given_preprocessing(
     make_model: MakeModel, batch: int | str, kind: int
 ) -> None:
-    """Float input, (N, 3, H, W), normalised outside; a fixed batch is filled up."""
+    """Its input is float (N, 3, H, W), normalised before. A fixed batch is padded."""
     path = make_model(describe=False, batch=batch, kind=kind)
     preprocess = Preprocess.parse(["resize=20", "crop=16", "channels=BGR", "mean=0.5,0.4,0.3"])
     images = [picture(seed) for seed in range(6)]
@@ -135,21 +137,25 @@ def test_a_foreign_model_with_its_preprocessing_said(
     ("options", "given", "words"),
     [
         ({"describe": False}, None, "--preprocess resize=256"),
-        ({}, Preprocess(resize=16, crop=16), "says itself how"),
-        ({"describe": False}, Preprocess(), r"its input is \[16, 16, 3\], but the images"),
-        ({"format": 7}, None, "its format is 7, and this version of CouCE reads 1"),
-        ({"dim": 9}, None, "gives 8 numbers but describes 9"),
-        ({"preprocess": {"cake": 1}}, None, "no description of preprocessing"),
-        ({"describe": False, "kind": TensorProto.INT64}, Preprocess(16, 16), "which is no image"),
+        ({}, Preprocess(resize=16, crop=16), "describes its own preprocessing"),
+        ({"describe": False}, Preprocess(), r"its input is \[16, 16, 3\], but the preprocessing"),
+        ({"format": 7}, None, "the format 7, but this version of CouCE reads the format 1"),
+        ({"dim": 9}, None, "embeddings of 8 dimensions, but its description says 9"),
+        ({"preprocess": {"cake": 1}}, None, "not a description of preprocessing"),
+        (
+            {"describe": False, "kind": TensorProto.INT64},
+            Preprocess(16, 16),
+            "images must be uint8",
+        ),
         (
             {"describe": False},
             Preprocess(16, 16, mean=(9, 9, 9)),
-            "mean and std are its own business",
+            "scale, mean and std have no effect",
         ),
-        ({"input": "float"}, None, r"its input is tensor\(uint8\), but it describes float"),
-        ({"preprocess": {"resize": 16.5, "crop": 16}}, None, "sizes are whole pixels"),
-        ({"preprocess": {"resize": 10**7, "crop": 16}}, None, "up to 4096 pixels"),
-        ({"preprocess": {"std": [0, 1, 1]}}, None, "scale and std are above 0"),
+        ({"input": "float"}, None, r"its input is tensor\(uint8\), but its description says float"),
+        ({"preprocess": {"resize": 16.5, "crop": 16}}, None, "must be whole numbers of pixels"),
+        ({"preprocess": {"resize": 10**7, "crop": 16}}, None, "at most 4096 pixels"),
+        ({"preprocess": {"std": [0, 1, 1]}}, None, "scale and std must be above 0"),
     ],
 )
 def test_models_that_do_not_fit(
@@ -169,7 +175,7 @@ def test_a_foreign_model_of_pixels_gets_its_channel_order(make_model: MakeModel)
 
 
 @pytest.mark.parametrize(("value", "words"), [(0.0, "zero or not finite"), (np.nan, "not finite")])
-def test_rows_without_a_direction_are_an_error(
+def test_embeddings_without_a_direction_are_an_error(
     make_model: MakeModel, value: float, words: str
 ) -> None:
     path = make_model()
@@ -182,7 +188,7 @@ def test_rows_without_a_direction_are_an_error(
 
 
 def test_a_model_that_fails_on_its_batch(make_model: MakeModel) -> None:
-    """The batch is said to be free, but a constant inside wants one image."""
+    """The graph declares a free batch size, but a constant in it is for one image."""
     path = make_model()
     model = onnx.load(path)
     shape = onnx.numpy_helper.from_array(np.array([1, DIM]), "shape")
@@ -229,7 +235,7 @@ def test_files_that_are_no_models(make_model: MakeModel, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../secret.bin", "weights.bin"])
 @pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
-def test_a_model_that_reaches_for_other_files_is_refused_unopened(
+def test_a_model_that_refers_to_other_files_is_refused_before_it_is_opened(
     make_model: MakeModel, location: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_model()
@@ -250,12 +256,12 @@ def test_a_model_that_reaches_for_other_files_is_refused_unopened(
         )
     path.write_bytes(model.SerializeToString())
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)
-    with pytest.raises(CouceError, match="keeps its weights in other files"):
+    with pytest.raises(CouceError, match="has its weights in other files"):
         Embedder(path)
 
 
-def test_a_field_that_parsers_read_otherwise_is_refused(make_model: MakeModel) -> None:
-    """protobuf cuts keys to 32 bits: a graph behind a longer key would not be looked through."""
+def test_a_field_that_other_parsers_read_differently_is_refused(make_model: MakeModel) -> None:
+    """protobuf cuts keys to 32 bits, so a graph behind a longer key would escape the check."""
     path = make_model()
     graph = onnx.load(path).graph.SerializeToString()
 
@@ -272,11 +278,11 @@ def test_a_field_that_parsers_read_otherwise_is_refused(make_model: MakeModel) -
         Embedder(path)
 
 
-def test_damage_anywhere_is_a_sentence(make_model: MakeModel, tmp_path: Path) -> None:
-    """Bit flips in what is not weights: either it still opens, or it is one sentence."""
+def test_a_damaged_model_is_one_sentence(make_model: MakeModel, tmp_path: Path) -> None:
+    """After bit flips outside of the weights, the model opens, or the error is one sentence."""
     whole = bytearray(make_model().read_bytes())
     rng = np.random.default_rng(0)
-    said = []
+    errors = []
     for _ in range(150):
         damaged = bytearray(whole)
         for at in rng.integers(0, len(whole), 3):
@@ -286,13 +292,13 @@ def test_damage_anywhere_is_a_sentence(make_model: MakeModel, tmp_path: Path) ->
         try:
             Embedder(tmp_path / "damaged.onnx")
         except CouceError as error:
-            said.append(str(error))
-    assert len(said) > 50
-    assert not [sentence for sentence in said if "\n" in sentence]
+            errors.append(str(error))
+    assert len(errors) > 50
+    assert not [error for error in errors if "\n" in error]
 
 
 class FakeSession:
-    """A session that reports what onnxruntime would, where there is or is not a GPU."""
+    """A session that reports its providers as one of onnxruntime would, with or without a GPU."""
 
     def __init__(self, providers: list[str]) -> None:
         self._providers = providers
@@ -336,7 +342,7 @@ def test_a_provider_counts_only_if_the_session_reports_it(
         assert {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}[chosen] in session.get_providers()
 
 
-def test_providers_for_real(make_model: MakeModel) -> None:
+def test_providers_of_this_machine(make_model: MakeModel) -> None:
     with pytest.raises(CouceError, match="known: auto, cuda, tensorrt, cpu"):
         Embedder(make_model(), provider="gpu")
     embedder = Embedder(make_model())

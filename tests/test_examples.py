@@ -24,7 +24,7 @@ def couce(folder: Path, *words: object, **options: object) -> subprocess.Complet
     return run(folder, "-m", "couce", *words, **options)
 
 
-def test_the_road(tmp_path: Path) -> None:
+def test_all_steps(tmp_path: Path) -> None:
     done = run(tmp_path, EXAMPLES / "road.py")
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
@@ -45,7 +45,7 @@ def test_a_loss_of_ones_own(pictures: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     noted = json.loads((tmp_path / "run/environment.json").read_text())["plugins"]
     assert list(noted) == ["my_losses.py"]
-    # What needs the loss says that it is missing; what does not need it works without.
+    # Commands that need the loss report that it is missing. `evaluate` works without it.
     again = ["train", "demo", "--resume", "run", "--epochs", "2", "--data", pictures]
     for words in (again, ["analyze", "dictionary", "run", "--images", "40"]):
         done = couce(tmp_path, *words)
@@ -68,7 +68,7 @@ def test_a_backbone_of_ones_own(pictures: Path, tmp_path: Path) -> None:
     assert "my_backbone.py, which is not loaded" in done.stderr
     done = couce(tmp_path, "export", "run/best.pt", "model.onnx", *plugin)
     assert done.returncode == 0, done.stderr
-    # The model itself needs nothing.
+    # The exported model does not need the plug-in.
     done = couce(tmp_path, "evaluate", "model.onnx", "demo", "--data", pictures)
     assert done.returncode == 0, done.stderr
 
@@ -85,7 +85,7 @@ def test_a_data_set_of_ones_own(pictures: Path, tmp_path: Path) -> None:
 
 
 def test_a_package_offers_entry_points(pictures: Path, tmp_path: Path) -> None:
-    """As an installed package does: its metadata lie beside it on the path."""
+    """Imitates an installed package: a module on the path with its metadata beside it."""
     source = (EXAMPLES / "my_losses.py").read_text()
     (tmp_path / "my_package.py").write_text(source.replace('LOSSES["my-softmax"] = MySoftmax', ""))
     about = tmp_path / "my_package-1.0.dist-info"
@@ -109,9 +109,7 @@ def test_a_package_offers_entry_points(pictures: Path, tmp_path: Path) -> None:
         ("def", "cannot be loaded: SyntaxError"),
     ],
 )
-def test_a_plugin_that_is_wrong_is_a_sentence(
-    content: str | None, words: str, tmp_path: Path
-) -> None:
+def test_a_wrong_plugin_is_one_sentence(content: str | None, words: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "mine.py").write_text(content)
     done = couce(tmp_path, "train", "demo", "--plugin", "mine.py")

@@ -1,4 +1,4 @@
-"""The rules of the house: who imports whom, what the wheel holds, that versions and docs agree."""
+"""The rules of the repository: imports between rooms, the content of the wheel, the versions."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ def project() -> dict[str, object]:
         return tomllib.load(file)
 
 
-# What of the shared room may import torch when it is imported.
+# The modules in couce/ that may import torch at their top.
 WITH_TORCH = ("backbones", "checkpoint", "losses", "machine.device", "method", "network")
 
 
@@ -61,7 +61,7 @@ def packages_on_disk() -> set[str]:
 
 
 def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
-    # From a copy: setuptools would put what an earlier build left in build/ into the wheel.
+    # Built from a copy, because setuptools would add the files of an earlier build in build/.
     source = tmp_path / "source"
     source.mkdir()
     for path in ROOT.iterdir():
@@ -83,7 +83,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).parts
             if parts[0] == "couce" and parts[1] in ROOMS:
-                continue  # the link of a room
+                continue  # the symbolic link to a room
             expected.add("/".join(parts if parts[0] == "couce" else ("couce", *parts)))
     assert held == expected
 
@@ -105,7 +105,7 @@ def test_one_version() -> None:
     assert f"## {couce.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_extras_keep_rivals_apart() -> None:
+def test_extras_do_not_conflict() -> None:
     extras = project()["project"]["optional-dependencies"]  # type: ignore[index]
     assert {"cpu", "gpu", "gpu-cu13", "train", "analysis", "milvus", "ray", "dev"} == set(extras)
     engines = [extras[name] for name in ("cpu", "gpu", "gpu-cu13")]

@@ -53,7 +53,7 @@ def singles(rng: np.random.Generator) -> Set:
 
 
 def ties(rng: np.random.Generator) -> Set:
-    """Every row several times, with labels that agree only sometimes."""
+    """Each embedding is there four times, and not all of the four have the same label."""
     x, labels = unit_rows(rng, np.repeat(np.arange(10), 6), 1.5)
     return np.repeat(x, 4, axis=0), np.repeat(labels, 4) * (rng.random(240) < 0.9)
 
@@ -109,7 +109,7 @@ def test_recall_equals_the_loops(make: Any) -> None:
     actual = retrieval_metrics(x, labels, ks=(1, 2, 4, 8, 100_000), nmi=False)
     for k in (1, 2, 4, 8):
         assert actual[f"R@{k}"] == pytest.approx(by_loops(x, labels, k))
-    assert actual["R@100000"] == 1.0  # more than there are is all of them
+    assert actual["R@100000"] == 1.0  # k is larger than the number of items
 
 
 @pytest.mark.parametrize("make", [unequal, singles])
@@ -123,8 +123,8 @@ def test_blocks_change_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert retrieval_metrics(x, labels, nmi=False) == pytest.approx(whole, abs=1e-12)
 
 
-def test_memory_of_a_block_is_bounded_whatever_the_largest_class() -> None:
-    """One class of everything: N² neighbours in all, but a block at a time."""
+def test_memory_of_a_block_is_bounded_for_any_size_of_class() -> None:
+    """All items are of one class: N² neighbours in all, but only those of a block at a time."""
     n = 3000
     x = np.random.default_rng(0).standard_normal((n, 4), dtype=np.float32)
     sizes = [neighbours.size for _, neighbours in metrics._search(x, x, n - 1, True)]
@@ -160,8 +160,8 @@ def test_mutual_information_equals_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("x", "labels", "message"),
     [
-        (np.ones((3, 2)), [0, 1], "one label a row"),
-        (np.ones(3), [0, 1, 2], "one label a row"),
+        (np.ones((3, 2)), [0, 1], "one label for each row"),
+        (np.ones(3), [0, 1, 2], "one label for each row"),
         (np.ones((0, 2)), [], "at least 1"),
         ([[np.nan, 1.0], [0.0, 1.0]], [0, 0], "NaN or infinity"),
         ([[np.inf, 1.0], [-np.inf, 1.0]], [0, 0], "NaN or infinity"),

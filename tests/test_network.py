@@ -32,7 +32,7 @@ def statistics(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_views_equal_two_passes_of_which_the_second_leaves_no_trace(training: bool) -> None:
+def test_views_equal_two_passes_and_the_second_changes_no_statistics(training: bool) -> None:
     together, apart = network().train(training), network().train(training)
     msrci = MSRCI()
     m, m_tilde = together.views(images(), seeded(msrci))
@@ -50,7 +50,7 @@ def test_views_equal_two_passes_of_which_the_second_leaves_no_trace(training: bo
 
 
 def test_training_changes_statistics_by_the_clean_view_alone() -> None:
-    """The control of the test above: the intervened view, let through, would have been noticed."""
+    """Checks the test above: it would notice if the intervened view changed the statistics."""
     net = network().train()
     before = statistics(net.backbone.stage2)
     net.views(images(), seeded(MSRCI((0.9, 0.9, 0.9))))

@@ -16,7 +16,7 @@ from couce.preprocess import ImageError, Preprocess, open_image
 
 
 def picture(width: int = 90, height: int = 60) -> Image.Image:
-    """Smooth colours, so that lossy formats come back close."""
+    """An image of smooth colours, which lossy formats hardly change."""
     y, x = np.mgrid[0:height, 0:width]
     rgb = np.stack([255 * x / width, 255 * y / height, 128 + 0 * x], axis=-1)
     return Image.fromarray(rgb.astype(np.uint8))
@@ -68,7 +68,7 @@ def test_every_mode_of_pillow_can_be_given(mode: str) -> None:
 
 
 def test_sixteen_bit_grey_keeps_its_shades() -> None:
-    """Pillow alone would clip these to 255: a white picture."""
+    """Pillow alone would clip the values to 255, which gives a white image."""
     ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     for opened in (
         open_image(encoded(Image.fromarray(ramp), "PNG")),
@@ -133,14 +133,16 @@ def test_a_path_bytes_and_an_image_give_the_same(tmp_path: Path) -> None:
     ],
     ids=["empty", "svg", "cut jpeg", "cut png", "missing", "folder", "float"],
 )
-def test_what_is_no_image_is_one_sentence(source: bytes | Path, message: str) -> None:
+def test_the_error_for_something_else_than_an_image_is_one_sentence(
+    source: bytes | Path, message: str
+) -> None:
     with pytest.raises(ImageError, match=message) as caught:
         open_image(source)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("side", [9_440, 20_000])  # below and above where Pillow itself gives up
-def test_a_bomb_is_refused_by_its_header(side: int) -> None:
+@pytest.mark.parametrize("side", [9_440, 20_000])  # below and above the limit of Pillow
+def test_a_decompression_bomb_is_refused_by_its_header(side: int) -> None:
     bomb = encoded(Image.new("1", (side, side)), "PNG")
     assert len(bomb) < 100_000
     with pytest.raises(ImageError, match="more than the 89000000 pixels allowed"):
@@ -165,7 +167,7 @@ def test_equals_torchvision(size: tuple[int, int], aspect: str) -> None:
 
 
 def test_a_sliver_is_cut_before_it_is_enlarged() -> None:
-    """One pixel by 80,000 would become 256 by 20 million."""
+    """An image of 1 x 80,000 pixels would otherwise become 256 x 20 million."""
     resized = Preprocess(aspect="keep").resized(Image.new("RGB", (1, 80_000)))
     assert resized.size == (256, 8 * 256)
 
@@ -192,7 +194,7 @@ def test_survives_json(name: str) -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(CouceError, match="crop"):
         Preprocess(resize=100, crop=224)
-    with pytest.raises(CouceError, match="channels is 'GBR'"):
+    with pytest.raises(CouceError, match="channels must be RGB or BGR, not 'GBR'"):
         Preprocess(channels="GBR")  # type: ignore[arg-type]
-    with pytest.raises(CouceError, match="no description"):
+    with pytest.raises(CouceError, match="not a description"):
         Preprocess.from_dict({"resise": 3})

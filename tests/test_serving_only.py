@@ -1,4 +1,4 @@
-"""What must work in the serving installation, ``couce[cpu]``, where torch is not installed."""
+"""The commands that must work in the serving installation ``couce[cpu]``, without torch."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def photos(tmp_path: Path, make_model: Callable[..., Path]) -> Path:
-    """model.onnx, and photos/ with four classes of three pictures; one class is called train."""
+    """A folder with model.onnx and photos/: four classes of three images. One is called train."""
     make_model()
     rng = np.random.default_rng(0)
     for label in ("bus", "car", "tram", "train"):
@@ -34,7 +34,7 @@ def photos(tmp_path: Path, make_model: Callable[..., Path]) -> Path:
 def test_torch_is_not_there(tmp_path: Path) -> None:
     done = run(tmp_path, "train", "demo")
     assert done.returncode == 2
-    assert done.stderr.startswith("couce: this needs torch, which is not installed")
+    assert done.stderr.startswith("couce: this command needs torch, which is not installed")
 
 
 def test_embeddings_are_evaluated(photos: Path) -> None:

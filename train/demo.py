@@ -43,7 +43,7 @@ def train_demo(folder: Path, epochs: int | None, seed: int) -> Demo:
 
 
 def _contact_sheet(pictures: Path, target: Path) -> None:
-    """Shows every other class in a row, the training half on the left, the test half on the right."""
+    """Draws a row for every second class: training images on the left, test images on the right."""
     gap = PIXELS + 2
     sheet = Image.new("RGB", (10 * gap, 16 * gap), "white")
     for side, half in enumerate(("train", "test")):

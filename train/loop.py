@@ -173,7 +173,7 @@ class Training:
         return self.views
 
     def _factors(self, batch: int, epoch: int, step: int, share: slice) -> Tensor | None:
-        """MSRCI's random factors: drawn for the whole batch, of which each process takes its share."""
+        """MSRCI's random factors. They are drawn for the whole batch; a process uses its share."""
         msrci = self.objective.intervention
         if msrci is None:
             return None
@@ -236,7 +236,7 @@ class Training:
         self.network.load_state_dict(content.get("learning") or content["network"])
         if self.average is not None:
             self.average.module.load_state_dict(content["network"])
-            # With 0, the next update would only copy the weights. Any other number has the same effect.
+            # With 0, the next update would only copy the weights. All other numbers are equivalent.
             self.average.n_averaged.fill_(1)
         self.objective.load_state_dict(content["objective"])
         self.optimiser.load_state_dict(content["optimiser"])

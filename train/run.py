@@ -123,32 +123,34 @@ def train(
     out: str | Path | None = None,
     resume: str | Path | None = None,
 ) -> Run:
-    """Trains an embedding network: `couce train`, with the same names for the same things.
+    """Trains an embedding network, as `couce train` does. Arguments have the names of its options.
 
-    ``train("cub", method="couce-plus", epochs=20).metrics["best"]["R@1"]`` is the retrieval of its
-    best epoch.
+    ``train("cub", method="couce-plus", epochs=20).metrics["best"]["R@1"]`` is the R@1 of the best
+    epoch.
 
     Args:
-        dataset: cub, cars, sop, demo, a plug-in's name, a folder of class folders, or a CSV list.
+        dataset: cub, cars, sop, demo, a name from a plugin, a folder of class folders, or a CSV
+            list.
         method: base, odba, msrci, odba+msrci, couce or couce-plus.
-        preset: paper, or cpu: smaller images and a smaller backbone.
+        preset: paper, or cpu, which has smaller images and a smaller backbone.
         config: a TOML file of settings.
-        settings: single settings by their dotted names, as ``{"odba.capacity": 4096}``.
-        loss: the base loss; proxy-an by default. This and the next seven are settings too, and win
-            over ``settings`` and ``config``.
-        backbone: the backbone; by default that of the preset.
+        settings: single settings by their dotted names, such as ``{"odba.capacity": 4096}``.
+        loss: the base loss; the default is proxy-an. The arguments from here to
+            ``validate_classes`` are settings as well, and override ``settings`` and ``config``.
+        backbone: the backbone; the default is that of the preset.
         weights: the starting weights: pretrained, none (random), or a file.
-        epochs: how many epochs.
-        seed: of all random numbers.
+        epochs: the number of epochs.
+        seed: the seed of all random numbers.
         device: auto, cpu or cuda.
         cache: where decoded images are kept: none, ram or disk.
         validate_classes: the share of training classes held out to choose the best epoch.
-        data: where the data set is, if it is not in ``data/NAME``.
+        data: the folder of the data set, if it is not ``data/NAME``.
         train_classes: how many classes of a folder without halves are the training half.
-        confounding: how far the backgrounds of the demo set tell the class; 0.9 by default.
-        allow_missing: train although images of a known data set are missing.
-        plugin: Python files with losses, backbones or data sets of one's own.
-        out: the run's folder; by default ``runs/NAME-1``, or the next free number.
+        confounding: how strongly the backgrounds of the demo set depend on the class; the default
+            is 0.9.
+        allow_missing: train even if images of a known data set are missing.
+        plugin: Python files that add losses, backbones or data sets.
+        out: the folder of the run; the default is ``runs/NAME-1``, or the next free number.
         resume: the folder of a run to continue. Its own settings are used.
     """
     plugins.load_plugins(plugin)
@@ -189,7 +191,8 @@ def run_training(data: Data, settings: TrainSettings, folder: Path, resume: bool
         ) from None
     except KeyboardInterrupt:
         raise CouceError(
-            f"the training was stopped; continue it with `couce train {data.name} --resume {folder}`"
+            "the training was stopped; continue it with"
+            f" `couce train {data.name} --resume {folder}`"
         ) from None
     finally:
         processes.close()

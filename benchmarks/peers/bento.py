@@ -1,4 +1,4 @@
-"""BentoML with adaptive batching; its own command starts the service."""
+"""A server with BentoML and its adaptive batching. The command of BentoML starts it."""
 
 import os
 import sys

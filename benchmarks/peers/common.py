@@ -1,7 +1,8 @@
-"""What the servers that CouCE's is compared with share: its own functions for decoding, model and search.
+"""The decoding, model and search that all compared servers use: those of CouCE.
 
-They are written the way their own documentation shows; what differs is how requests reach these functions.
-Model and index come in the environment, because their workers are processes of their own.
+Each server is written as its own documentation shows. So the servers only differ in how requests
+reach these functions. Model and index are given as environment variables, because the workers of
+some servers are processes of their own.
 """
 
 import os
@@ -10,7 +11,7 @@ from typing import Any
 from couce.embedder import Embedder
 from couce.index import Hit, Index, open_index
 
-BATCH, WAIT, K = 16, 0.005, 10  # as `couce serve` has them
+BATCH, WAIT, K = 16, 0.005, 10  # the defaults of `couce serve`
 
 
 def opened() -> tuple[Embedder, Index]:

@@ -1,4 +1,4 @@
-"""LitServe with batching."""
+"""A server with LitServe and its batching."""
 
 import sys
 from typing import Any
@@ -16,7 +16,7 @@ class Search(ls.LitAPI):  # type: ignore[misc]
         self.embedder, self.gallery = opened()
 
     def decode_request(self, request: Request) -> Any:
-        form: Any = request  # which LitServe has parsed by now
+        form: Any = request  # LitServe has parsed the form already
         return self.embedder.decode(form["image"].file.read())
 
     def batch(self, inputs: list[Any]) -> Any:

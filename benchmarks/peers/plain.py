@@ -1,4 +1,4 @@
-"""A handler in FastAPI's thread pool, an image at a time."""
+"""A plain FastAPI handler, which runs in a thread pool and takes one image at a time."""
 
 import sys
 from typing import Any

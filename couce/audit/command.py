@@ -31,25 +31,28 @@ def audit(
     preprocess: Preprocess | None = None,
     progress: ShowProgress = lambda *_: None,
 ) -> Section:
-    """Searches with changed pictures of a test half in the gallery of the unchanged ones.
+    """Changes the images of a test half and searches them among the unchanged images.
 
     ``audit(["model.onnx"], "photos/").write(Path("analysis"))`` writes the report as a page.
 
     Args:
-        models: checkpoints (.pt), ONNX models or folders of runs. All see the same pictures.
+        models: checkpoints (.pt), ONNX models or folders of runs. All see the same images.
         dataset: the data set whose test half is searched, as for ``couce.evaluate``.
         data: where the data set is, if it is not in ``data/NAME``.
-        train_classes: how many classes of a folder without halves are the training half.
-        confounding: how far the backgrounds of the demo set tell the class.
-        limit: how many queries at most.
-        gallery: about how many images to search in; whole classes are taken.
-        size: pixels of the shorter side at which pictures are changed.
-        masks: a folder of object masks, ``CLASS/NAME.png``; by default those of the data set, and
-            where it has none a rough estimate.
+        train_classes: how many classes form the training half of a folder without halves.
+        confounding: the share of the demo set's training images that show the background and the
+            light of their class.
+        limit: the largest number of queries.
+        gallery: about how many images to search in. Whole classes are taken.
+        size: how many pixels the shorter side of an image has when it is changed. Smaller images
+            keep their size.
+        masks: a folder of object masks, ``CLASS/NAME.png``. Without one, the masks of the data set
+            are used; if it has none, they are roughly estimated.
         count_colour: whether changes of colour count as nuisances too.
-        seed: of all random numbers.
-        preprocess: for ONNX models that do not describe it themselves.
-        progress: is called with what is done, how much of it, and how much there is.
+        seed: the seed of all random numbers.
+        preprocess: how images are prepared for ONNX models that do not describe it themselves.
+        progress: a function that is called with the name of the current step, how many images are
+            done, and how many there are.
     """
     opened = open_models([Path(model) for model in models], preprocess)
     found = open_dataset(dataset, data, train_classes, confounding)

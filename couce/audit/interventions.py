@@ -1,4 +1,4 @@
-"""Changes of an image that leave what it shows, and their strengths.
+"""Changes of an image that leave its content recognisable, and their strengths.
 
 Each takes RGB pixels (H, W, 3), a random generator and a strength. The audit uses the strength 1,
 and 0 changes nothing. Lengths are shares of the image's shorter side, so that a strength means the
@@ -94,8 +94,8 @@ def crop(pixels: Pixels, rng: Rng, strength: float) -> Pixels:
     box = (left * width, top * height, (left + 1 - lost) * width, (top + 1 - lost) * height)
     if strength == 0:
         return pixels
-    picture = Image.fromarray(pixels)
-    return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR, box))
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box))
 
 
 def shift(pixels: Pixels, rng: Rng, strength: float) -> Pixels:

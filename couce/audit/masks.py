@@ -1,11 +1,11 @@
 """Masks of the object in an image: drawn (demo set), annotated (a folder of masks), or estimated.
 
 The estimate needs no model and no download. It takes the border of the image for background. At
-first, a pixel counts as object if its colour is far from the colours of the border and if it is near
-the centre. Then, in a few rounds, the colours of object and background are counted, and each pixel
-is judged again by its colour, its place and its neighbours. GrabCut (Rother et al., 2004) works in
-the same way, with mixture models instead of histograms and graph cuts instead of a blur. The
-estimate is rough and finds one compact object near the centre.
+first, a pixel counts as object if its colour is far from the colours of the border and if it is
+near the centre. Then, in a few rounds, the colours of object and background are counted, and each
+pixel is judged again by its colour, its place and its neighbours. GrabCut (Rother et al., 2004)
+works in the same way, with mixture models instead of histograms and graph cuts instead of a blur.
+The estimate is rough and finds one compact object near the centre.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def open_masks(data: DataSet, folder: Path | None = None) -> Masks:
     plan = demo_plan(data)
     if plan is not None:
         return Masks(
-            "drawn with the pictures",
+            "drawn with the images",
             lambda path, image: object_mask(example_of(path, plan)).resize(image.size),
         )
     for base in (data.root, data.root / "CUB_200_2011"):

@@ -74,7 +74,7 @@ class Pictures:
         self.seed = seed
 
     def load(self, index: int) -> Pixels:
-        """The RGB pixels of an image, scaled down to at most ``size`` pixels on the shorter side."""
+        """The RGB pixels of an image, whose shorter side is scaled down to at most ``size``."""
         image = open_image(self.split.paths[index], shortest=self.size)
         shorter = min(image.size)
         if shorter > self.size:
@@ -118,8 +118,8 @@ def measure(
 ) -> Audit:
     """Searches up to ``limit`` queries in a gallery of about ``gallery`` images of whole classes.
 
-    ``backgrounds`` has the name of each test image's background, if known. The background of another
-    class is then one with another name.
+    ``backgrounds`` has the name of each test image's background, if known. The background of
+    another class is then one with another name.
     """
     rng = np.random.default_rng(seed)
     kept = _some_classes(test, gallery, rng)
@@ -211,7 +211,7 @@ def _embed_gallery(
 
 
 def _prepared(models: Sequence[Model], views: Iterator[Pixels] | list[Pixels]) -> list[Pixels]:
-    """For each model, the views as it takes them (views, crop, crop, 3)."""
+    """For each model, the views as pixels of its input size (views, crop, crop, 3)."""
     images = [Image.fromarray(view) for view in views]
     return [np.stack([model.preprocess.pixels(image) for image in images]) for model in models]
 

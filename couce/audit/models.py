@@ -20,7 +20,7 @@ class Model(NamedTuple):
 
 
 def open_models(paths: Sequence[Path], preprocess: Preprocess | None) -> list[Model]:
-    """Opens the models. ``preprocess`` is for ONNX models that do not describe theirs."""
+    """Opens the models. ``preprocess`` is for ONNX models that do not describe their own."""
     names = unique_names(paths)
     return [_open(path, name, preprocess) for path, name in zip(paths, names, strict=True)]
 

@@ -161,18 +161,18 @@ def audit_section(
         name="audit",
         title=f"Audit on {dataset}",
         about=(
-            f"{len(found.queries)} images of {dataset} are changed in one way at a time and searched"
-            f" among {len(found.gallery.paths)} unchanged images of {len(found.gallery.names)}"
-            " classes. Their own original and the images that lend them a background are never"
-            " found. R@1 and MAP@R are in percent. Kept is R@1 divided by R@1 of the unchanged"
-            " images. The ranges in brackets are 95 % intervals from resampling classes. Object"
-            f" masks: {found.pictures.masks.kind}.\n\n"
+            f"{len(found.queries)} images of {dataset} are changed in one way at a time and"
+            f" searched among {len(found.gallery.paths)} unchanged images of"
+            f" {len(found.gallery.names)} classes. Their own original and the images that lend them"
+            " a background are never found. R@1 and MAP@R are in percent. Kept is R@1 divided by"
+            " R@1 of the unchanged images. The ranges in brackets are 95 % intervals from"
+            f" resampling classes. Object masks: {found.pictures.masks.kind}.\n\n"
             f"Kept under nuisances is the mean of kept over {', '.join(score)}.{note}"
-            " Kept before another background is for objects that were put before the background of"
-            " an image of another class. Own less other background is R@1 before a background of"
-            " the own class minus R@1 before one of another class: it shows what the background"
-            " says about the class. Background alone is R@1 with the object painted over; compare"
-            " it with chance."
+            " Kept before another background is measured with objects that were put before the"
+            " background of an image of another class. Own less other background is R@1 before a"
+            " background of the own class minus R@1 before one of another class. It shows how much"
+            " the background says about the class. Background alone is R@1 with the object painted"
+            " over; compare it with chance."
         ),
         tables=[headlines(summaries, found.pictures.masks.kind), details(summaries)],
         pictures=[
@@ -235,7 +235,7 @@ def _as_text(share: Share | None) -> str:
 def details(summaries: dict[str, Summary]) -> Table:
     """The table of all rows. With more than two models, only the JSON file has all numbers."""
     short = len(summaries) > 2
-    columns = ["picture"]
+    columns = ["image"]
     for name in summaries:
         prefix = f"{name}: " if len(summaries) > 1 else ""
         columns += [f"{prefix}R@1, kept"] if short else [f"{prefix}R@1", "MAP@R", "kept"]

@@ -1,4 +1,4 @@
-"""Backbones by name, each split into the two stages between which MSRCI intervenes."""
+"""Backbones by name. Each is split into two stages, and MSRCI intervenes between them."""
 
 from pathlib import Path
 
@@ -22,11 +22,14 @@ __all__ = ["BACKBONES", "Backbone", "BackboneSpec", "Point", "build_backbone"]
 def build_backbone(
     name: str, split: str | None = None, pretrained: bool | str | Path = False
 ) -> Backbone:
-    """The backbone of that name, cut after the layer ``split`` (its own default if None).
+    """The backbone with this name.
 
-    ``pretrained``: True for the public ImageNet weights (downloaded once, hash checked), False for
-    a random start, or a file of weights (.pth or .safetensors). Weights that do not fit exactly are
-    an error; only the classifier, which an embedding has no use for, is left aside.
+    Args:
+        name: a key of ``BACKBONES``, or the name of a plugin's backbone.
+        split: the layer after which it is cut; None is the backbone's default.
+        pretrained: True for the public ImageNet weights (downloaded once, checked by hash), False
+            for random weights, or a file of weights (.pth or .safetensors). Weights that do not
+            fit exactly are an error. Those of the classifier are ignored.
     """
     spec: BackboneSpec = find("backbone", name, BACKBONES)
     split = spec.default_split if split is None else split

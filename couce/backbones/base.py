@@ -1,4 +1,4 @@
-"""What a backbone is: two stages, and what is known of them without running them."""
+"""The interface of backbones: two stages, and the sizes of their feature maps."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -11,37 +11,36 @@ from couce.preprocess import Preprocess
 
 
 class Point(NamedTuple):
-    """A place in a backbone: the channels of the map there, and the input pixels that one of its
-    pixels spans."""
+    """A place in a backbone, and the size of its feature map."""
 
     channels: int
-    stride: int
+    stride: int  # pixels of the image for each pixel of the map
 
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """How to build a backbone, where it can be cut, and what it wants to be fed."""
+    """How to build a backbone, where it can be cut, and how its images are prepared."""
 
-    # The layers in order, by name. With the name in front, the keys of their tensors are those of
-    # the public weights: "layer3" and "0.conv1.weight".
+    # The layers by name, in order. The name of a layer and the key of its tensor together are the
+    # key in the public weights: "layer3" and "0.conv1.weight" make "layer3.0.conv1.weight".
     build: Callable[[], Mapping[str, nn.Module]]
-    points: Mapping[str, Point]  # the layers it can be cut after; the last one is its end
+    points: Mapping[str, Point]  # the layers after which it can be cut; the last one is its end
     default_split: str
     preprocess: Preprocess
-    weights: tuple[str, str] | None = None  # address of the public weights, and their sha256
-    classifier: str = ""  # what the keys of the classifier start with, which is left aside
-    # Makes the tensors of a public file ours, where names or shapes differ.
+    weights: tuple[str, str] | None = None  # address and sha256 of the public weights
+    classifier: str = ""  # how the keys of the classifier start; these tensors are ignored
+    # Converts the tensors of a public file if their names or shapes differ from ours.
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
 
 class Backbone(nn.Module):
-    """``stage2(stage1(images))`` is the last feature map, before pooling.
+    """A backbone in two stages. ``stage2(stage1(images))`` is the last feature map, before pooling.
 
     Attributes:
-        channels, stride: of the last feature map.
-        split: the layer after which it is cut.
-        split_channels, split_stride: of the feature map there.
-        preprocess: what the images must have gone through.
+        channels, stride: the size of the last feature map.
+        split: the layer after which the backbone is cut.
+        split_channels, split_stride: the size of the feature map after this layer.
+        preprocess: how the images are prepared.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Backbone(nn.Module):
         self.channels, self.stride = list(spec.points.values())[-1]
         self.preprocess = spec.preprocess
         cut = list(layers).index(split) + 1
-        # A module's name may not contain a dot ("features.13").
+        # The name of a module must not contain a dot, but layers have names like "features.13".
         named = [(key.replace(".", "_"), layer) for key, layer in layers.items()]
         self.stage1 = nn.Sequential(OrderedDict(named[:cut]))
         self.stage2 = nn.Sequential(OrderedDict(named[cut:]))

@@ -13,12 +13,12 @@ from couce.losses.precision import at_least_float32
 
 
 class TwoViewBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d that can take a clean and an intervened view, stacked, without mixing them.
+    """A BatchNorm2d for a batch of a clean and an intervened view, which it does not mix.
 
-    Inside :func:`two_views` and in training mode, each half is normalised by its own statistics, as
-    two passes would do, and only the clean half reaches the running ones: the model that is
-    exported is the clean model. With several processes the statistics are those of the whole
-    batch. Anywhere else it is a plain BatchNorm2d.
+    Within :func:`two_views` and in training mode, each half of the batch is normalised by its own
+    statistics, as in two separate passes. Only the clean half updates the running statistics,
+    because the exported model is the clean one. With several processes, the statistics are those
+    of the whole batch. In all other cases, this is a plain BatchNorm2d.
     """
 
     two_views = False
@@ -41,7 +41,10 @@ class TwoViewBatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
     def _across_processes(self, x: Tensor, clean: bool) -> Tensor:
-        """torch's SyncBatchNorm does this on GPUs only, and knows nothing of two views."""
+        """Normalises ``x`` by the statistics of all processes.
+
+        torch's SyncBatchNorm works on GPUs only and has no two views.
+        """
         wide = at_least_float32(x)
         count = x.numel() // x.shape[1] * dist.get_world_size()
         mean = _SumOfProcesses.apply(wide.sum(dim=(0, 2, 3))) / count  # (C,)
@@ -61,7 +64,7 @@ class TwoViewBatchNorm2d(nn.BatchNorm2d):
 
 
 class _SumOfProcesses(torch.autograd.Function):
-    """The sum over processes, on each of them; so is its gradient."""
+    """The sum over all processes, on each of them. Its gradient is such a sum as well."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -78,15 +81,15 @@ class _SumOfProcesses(torch.autograd.Function):
 
 @contextmanager
 def two_views(module: nn.Module) -> Iterator[None]:
-    """What goes through ``module`` here is (2N, ...): N clean rows, then their intervened copies."""
+    """Makes ``module`` take batches (2N, ...) of N clean rows and their N intervened copies."""
     norms = []
     for child in module.modules():
         if isinstance(child, TwoViewBatchNorm2d):
             norms.append(child)
         elif isinstance(child, nn.modules.batchnorm._BatchNorm) and child.training:
             raise TypeError(
-                f"{type(child).__name__} would mix the two views into its running statistics;"
-                " use TwoViewBatchNorm2d, or freeze it"
+                f"{type(child).__name__} would mix the two views in its running statistics;"
+                " use TwoViewBatchNorm2d, or set it to evaluation mode"
             )
     for norm in norms:
         norm.two_views = True

@@ -1,4 +1,4 @@
-"""BN-Inception (Ioffe and Szegedy, ICML 2015), as in the Caffe model that its public weights are of."""
+"""BN-Inception (Ioffe and Szegedy, ICML 2015), like the Caffe model of the public weights."""
 
 import re
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequentia
 
 
 class Inception(nn.Module):
-    """Four branches side by side: 1x1; 3x3; two 3x3; pooling with a 1x1 projection.
+    """Four parallel branches: 1x1, 3x3, two 3x3, and pooling with a 1x1 projection.
 
-    A block that halves the resolution has no 1x1 branch, strides in the last convolution of the
-    others, and passes its pooled input on as it is.
+    A block that halves the resolution has no 1x1 branch and no projection. The last convolution of
+    its other branches has a stride of 2.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Inception(nn.Module):
         return torch.cat([branch(x) for branch in self.children()], dim=1)
 
 
-# name: 1x1, 3x3 (reduced, out), double 3x3 (reduced, out), projection, kind of pooling
+# For each block the channels of 1x1, 3x3 (reduced, out), double 3x3 (reduced, out) and of the
+# projection, and the kind of pooling.
 _BLOCKS: dict[str, tuple[int, tuple[int, int], tuple[int, int], int, str]] = {
     "3a": (64, (64, 64), (64, 96), 32, "avg"),
     "3b": (64, (64, 96), (64, 96), 64, "avg"),
@@ -89,7 +90,7 @@ def _build() -> Mapping[str, nn.Module]:
     return layers
 
 
-# The public names of the layers and ours; "_bn" follows where the batch normalisation is meant.
+# Our names of the layers by their public names. A BatchNorm has "_bn" after the public name.
 _STEM = {"conv1_7x7_s2": "conv1", "conv2_3x3_reduce": "conv2_reduce", "conv2_3x3": "conv2"}
 _BRANCHES = {
     "1x1": "one",
@@ -103,7 +104,7 @@ _BRANCHES = {
 
 
 def _convert(public: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Public names to ours, and (1, C) BatchNorm tensors, as the public file has them, to (C,)."""
+    """Converts public names to ours, and the file's BatchNorm tensors from (1, C) to (C,)."""
     state = {}
     for key, tensor in public.items():
         layer, _, field = key.rpartition(".")

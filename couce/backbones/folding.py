@@ -1,4 +1,4 @@
-"""A stage that no longer learns, in the form that is quickest to compute."""
+"""A frozen stage in a faster form: its BatchNorm is folded into its convolutions."""
 
 import copy
 from collections.abc import Callable
@@ -9,17 +9,21 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 def frozen(stage: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What ``stage`` computes in evaluation mode, to rounding, with its BatchNorm folded into convolutions.
+    """A function that computes the same as ``stage`` in evaluation mode, up to rounding.
 
-    A BatchNorm whose statistics stand still is a scale and an offset for each channel, which the convolution
-    before it can have in its own weights. Half of the time of MobileNetV2's first stage goes into reading and
-    writing maps for them. A copy: the stage itself, and what is saved and exported, stay as they are.
+    A BatchNorm with fixed statistics is a scale and an offset for each channel, and the weights of
+    the convolution before it can include both. This saves reading and writing feature maps, which
+    is half of the time of MobileNetV2's first stage. ``stage`` itself is copied and not changed, so
+    saved and exported models stay the same.
     """
     return _fold(copy.deepcopy(stage).eval().requires_grad_(False)).forward
 
 
 def _fold(module: nn.Module) -> nn.Module:
-    """In our backbones, a convolution that is followed by a BatchNorm among its siblings feeds it alone."""
+    """Folds each BatchNorm into the convolution before it, and returns ``module``.
+
+    In our backbones, the output of such a convolution goes into this BatchNorm and nowhere else.
+    """
     for (first, convolution), (second, norm) in pairwise(list(module.named_children())):
         if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
             setattr(module, first, fuse_conv_bn_eval(convolution, norm))

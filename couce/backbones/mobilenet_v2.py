@@ -10,7 +10,8 @@ from couce.preprocess import IMAGENET
 
 
 def _build() -> Mapping[str, nn.Module]:
-    from torchvision.models import mobilenet_v2  # takes seconds to import: not before it is needed
+    # Imported here: torchvision takes seconds to import, and not every run needs it.
+    from torchvision.models import mobilenet_v2
 
     features = mobilenet_v2(norm_layer=TwoViewBatchNorm2d).features
     return {f"features.{name}": layer for name, layer in features.named_children()}
@@ -26,7 +27,7 @@ MOBILENET_V2 = BackboneSpec(
     },
     default_split="features.13",
     preprocess=IMAGENET,
-    # torchvision's IMAGENET1K_V1.
+    # The IMAGENET1K_V1 weights of torchvision.
     weights=("https://download.pytorch.org/models/mobilenet_v2-b0353104.pth", "b0353104"),
     classifier="classifier.",
 )

@@ -32,6 +32,6 @@ def _spec(name: str, sha256: str, expansion: int) -> BackboneSpec:
     )
 
 
-# torchvision's IMAGENET1K_V1: the weights that the metric-learning literature starts from.
+# The IMAGENET1K_V1 weights of torchvision, which the metric-learning literature starts from.
 RESNET50 = _spec("resnet50", "0676ba61", expansion=4)
 RESNET18 = _spec("resnet18", "f37072fd", expansion=1)

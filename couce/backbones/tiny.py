@@ -1,4 +1,4 @@
-"""A small residual network for 64-pixel images: seconds on a CPU, for the demo and the tests."""
+"""A small residual network for 64-pixel images. It trains fast on a CPU, for demo and tests."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from couce.preprocess import Preprocess
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (ResNet's basic block)."""
+    """Two 3x3 convolutions and a shortcut (the basic block of ResNet)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pretrained weights: fetched once, checked by hash, loaded whole or not at all."""
+"""Pretrained weights: downloaded once, checked by hash, loaded completely or not at all."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from couce.errors import CouceError
 
 
 def fetch(address: str, sha256: str) -> Path:
-    """The file at ``address``, from torch hub's cache or downloaded into it.
+    """The file from ``address`` in torch hub's cache, downloaded if it is not there yet.
 
     ``sha256`` may be the start of a hash. The cached file is checked every time it is used.
     """
@@ -23,23 +23,24 @@ def fetch(address: str, sha256: str) -> Path:
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Into a temporary file first; it is renamed once its hash is right.
+            # This writes a temporary file and renames it if its hash is right.
             torch.hub.download_url_to_file(address, str(path), hash_prefix=sha256)
         except (URLError, OSError, RuntimeError) as error:
             raise CouceError(
-                f"could not download {address} ({error}); download it elsewhere and give its path"
+                f"{address} could not be downloaded ({error}); download it on another machine and"
+                " give the path of the file"
             ) from error
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if not digest.startswith(sha256):
         raise CouceError(
-            f"{path} has the sha256 {digest}, not {sha256}; delete it to download it anew"
+            f"{path} has the sha256 {digest}, not {sha256}; delete it, and it is downloaded again"
         )
     return path
 
 
 def load(layers: Mapping[str, nn.Module], path: Path, spec: BackboneSpec) -> None:
-    """Copies the tensors of a .pth or .safetensors file into ``layers``; all of them must fit."""
+    """Copies the tensors of a .pth or .safetensors file into ``layers``. All of them must fit."""
     state = {
         key: tensor
         for key, tensor in spec.convert(_read(path)).items()
@@ -50,7 +51,7 @@ def load(layers: Mapping[str, nn.Module], path: Path, spec: BackboneSpec) -> Non
         for name, layer in layers.items()
         for key, tensor in layer.state_dict().items()
     }
-    # A counter that files older than torch 0.4.1 lack and that only a momentum of None would use.
+    # Files older than torch 0.4.1 lack this counter. Only a BatchNorm with momentum None uses it.
     missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in state if k not in own]
     misshapen = [
@@ -68,26 +69,33 @@ def load(layers: Mapping[str, nn.Module], path: Path, spec: BackboneSpec) -> Non
         if keys
     ]
     if faults:
-        raise CouceError(f"the weights in {path} do not fit this backbone: {'; '.join(faults)}")
+        raise CouceError(
+            f"the weights in {path} do not fit this backbone ({'; '.join(faults)}); give the"
+            " weights of the same architecture"
+        )
     for key in own.keys() & state.keys():
         own[key].copy_(state[key])
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix not in (".pth", ".pt", ".safetensors"):
-        raise CouceError(f"weights come as .pth, .pt or .safetensors, not {path.name!r}")
+        raise CouceError(
+            f"{path.name!r} is not a file of weights; give a .pth, .pt or .safetensors file"
+        )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise CouceError(f"there is no file of weights at {path}") from None
-    # A damaged file makes the parsers behind raise anything.
+        raise CouceError(f"there is no file of weights at {path}; check the path") from None
+    # The parsers raise errors of many types for a damaged file.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CouceError(f"{path} cannot be read as a file of weights: {reason}") from error
     if not isinstance(state, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
     ):
-        raise CouceError(f"{path} is not a plain mapping from names to tensors")
+        raise CouceError(
+            f"{path} does not hold weights: it must be a plain mapping from names to tensors"
+        )
     return state

@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs inside itself, so that --help is quick."""
+"""The command line. Each command imports what it needs in its body, so that --help is quick."""
 
 import sys
 import warnings
@@ -28,7 +28,8 @@ app = typer.Typer(
     help="Image retrieval that looks at the object, not at its background.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # formatting --help with rich would take longer than all the rest of it
+    # Importing rich to format --help would take longer than everything else.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -62,7 +63,7 @@ def _options(
     pass
 
 
-# Which extra brings a module that a command may find missing.
+# The modules that may be missing, and the extra of couce that installs each.
 _EXTRAS = {
     "faiss": "cpu",
     "matplotlib": "analysis",
@@ -78,7 +79,7 @@ _EXTRAS = {
 
 
 def main() -> None:
-    """The ``couce`` command: an error that the user can mend is one sentence and exit code 2."""
+    """Runs the command line. An error that the user can correct is one sentence and exit code 2."""
     show_messages()
     warnings.showwarning = lambda message, *_: typer.echo(f"couce: {message}", err=True)
     try:
@@ -93,7 +94,8 @@ def main() -> None:
         if error.name not in _EXTRAS:
             raise
         _fail(
-            f"this needs {error.name}, which is not installed; pip install 'couce[{_EXTRAS[error.name]}]'"
+            f"this command needs {error.name}, which is not installed; run"
+            f" pip install 'couce[{_EXTRAS[error.name]}]'"
         )
 
 

@@ -11,20 +11,24 @@ if TYPE_CHECKING:
 
 analyze = typer.Typer(
     no_args_is_help=True,
-    help="Make the tables and figures of the paper, and studies of many trainings.",
+    help="Make the figures of the paper, and compare trainings.",
     rich_markup_mode=None,
 )
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Run = Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint.")]
-Runs = Annotated[list[Path], typer.Argument(help="Folders of runs on one data set.")]
+Run = Annotated[Path, typer.Argument(help="The folder of a run, or a checkpoint (.pt).")]
+Runs = Annotated[
+    list[Path], typer.Argument(help="Folders or checkpoints of runs on the same data set.")
+]
 Data = Annotated[
     Path | None,
-    typer.Option(help="The folder of the run's data set. [default: where it was in training]"),
+    typer.Option(help="The folder of the data set. [default: its folder in training]"),
 ]
-Images = Annotated[int, typer.Option(min=4, help="About how many test images to look at.")]
-Out = Annotated[Path, typer.Option(help="The folder for pictures, figures and report.html.")]
+Images = Annotated[int, typer.Option(min=4, help="About how many test images to use.")]
+Out = Annotated[
+    Path, typer.Option(help="The folder for the results: images, a JSON file and report.html.")
+]
 _OUT = Path("analysis")
 
 
@@ -37,7 +41,7 @@ def _opened(runs: list[Path], data: Path | None, plugins: list[Path] | None) -> 
 
 
 def finish(section: "Section", out: Path) -> None:
-    """Shows the tables, writes the section and says where."""
+    """Prints the tables of a section, writes the section to ``out`` and prints the file names."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -52,32 +56,37 @@ def finish(section: "Section", out: Path) -> None:
 def ablation(
     context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(help="What to train on, as for `couce train`.")
+        str, typer.Argument(help="The data set to train on, as for `couce train`.")
     ] = "demo",
     methods: Annotated[
         str, typer.Option(help="The methods to compare, separated by commas.")
     ] = "base,odba,msrci,odba+msrci,couce",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each method.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="With how many seeds to train each method.")
+    ] = 3,
     over: Annotated[
         list[str] | None,
         typer.Option(
-            help="A setting, or confounding, with the values to try, as lr=1e-4,1e-3. Repeatable."
+            help="A setting (or confounding) and the values to compare, such as lr=1e-4,1e-3."
+            " Repeatable."
         ),
     ] = None,
     data: DataFolder = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
-    out: Annotated[Path, typer.Option(help="The folder in which the runs are kept.")] = Path(
-        "studies"
-    ),
-    report: Annotated[Path, typer.Option(help="The folder for the table and the picture.")] = _OUT,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs to train at the same time.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("studies"),
+    report: Annotated[
+        Path, typer.Option(help="The folder for the table, the chart and report.html.")
+    ] = _OUT,
 ) -> None:
-    """Train several methods over several seeds. Further options go to `couce train`."""
+    """Train several methods with several seeds. All other options go to `couce train`."""
     from couce.errors import CouceError
     from couce.train.studies.ablation import ablation as study
     from couce.train.studies.ablation import ablation_section, section_name
 
     if dataset.startswith("-"):
-        raise CouceError(f"say what to train on before {dataset}, such as demo")
+        raise CouceError(
+            f"name the data set before {dataset}: couce analyze ablation demo {dataset} ..."
+        )
     rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],
         context.args,
@@ -89,12 +98,15 @@ def ablation(
     )
     finish(ablation_section(rows, seeds, over or [], judged), report)
     name = section_name(over or [])
-    typer.echo(f"The figures of each run are in {out / f'{name}.json'}.")
+    typer.echo(f"The metrics of each run are in {out / f'{name}.json'}.")
 
 
 @analyze.command()
 def confounding(runs: Runs, data: Data = None, plugin: Plugins = None, out: Out = _OUT) -> None:
-    """Measure what explains the embeddings of the demo set, and what ODBA's gate selects."""
+    """Measure what explains the embeddings of the demo set.
+
+    The factors are class, background and light. The gate of ODBA is compared with them.
+    """
     from couce.train.figures.confounding import confounding as analysis
 
     finish(analysis(_opened(runs, data, plugin)), out)
@@ -109,7 +121,10 @@ def fourier(
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Measure what MSRCI changes in amplitude and phase, by ring and schedule."""
+    """Measure how MSRCI changes amplitudes and phases.
+
+    There is a result for each frequency ring and each schedule.
+    """
     from couce.train.figures.fourier import fourier as analysis
 
     finish(analysis(_opened([run], data, plugin)[0], images, seed), out)
@@ -124,7 +139,10 @@ def semantic(
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Measure how much class information MSRCI leaves in the embeddings, by schedule."""
+    """Measure how much class information MSRCI keeps.
+
+    It is measured in the embeddings, for each schedule.
+    """
     from couce.train.figures.semantic import semantic as analysis
 
     finish(analysis(_opened([run], data, plugin)[0], images, seed), out)
@@ -134,12 +152,17 @@ def semantic(
 def gradcam(
     runs: Runs,
     image: Annotated[
-        list[Path] | None, typer.Option(help="An image of the test half to show. Repeatable.")
+        list[Path] | None,
+        typer.Option(help="A test image to show. Repeatable. [default: --count images]"),
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many images to show otherwise.")] = 6,
+    count: Annotated[
+        int, typer.Option(min=1, help="How many images to show if no --image is given.")
+    ] = 6,
     layer: Annotated[
         str,
-        typer.Option(help="The map to explain: split (where MSRCI intervenes), or last (coarser)."),
+        typer.Option(
+            help="The feature map to explain: split (where MSRCI intervenes) or last (coarser)."
+        ),
     ] = "split",
     masks: Masks = None,
     images: Images = 400,
@@ -147,7 +170,10 @@ def gradcam(
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Show which regions make the embeddings, and which ODBA takes for background."""
+    """Show the image regions that the embeddings depend on.
+
+    For runs with ODBA, the regions that it takes for background are shown as well.
+    """
     from couce.train.figures.gradcam import gradcam as analysis
 
     finish(analysis(_opened(runs, data, plugin), image or [], count, images, layer, masks), out)
@@ -156,14 +182,14 @@ def gradcam(
 @analyze.command()
 def tsne(
     runs: Runs,
-    classes: Annotated[int, typer.Option(min=2, help="How many classes to show.")] = 10,
+    classes: Annotated[int, typer.Option(min=2, help="How many test classes to show.")] = 10,
     images: Images = 400,
     seed: Seed = 0,
     data: Data = None,
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Show embeddings of test classes as a t-SNE map, one for each run."""
+    """Show some test classes as a t-SNE map for each run."""
     from couce.train.figures.tsne import tsne as analysis
 
     finish(analysis(_opened(runs, data, plugin), classes, images, seed), out)
@@ -174,7 +200,8 @@ def grid(
     runs: Runs,
     queries: Annotated[int, typer.Option(min=1, help="How many queries to show.")] = 6,
     differing: Annotated[
-        bool, typer.Option("--differing", help="Only queries that the runs answer differently.")
+        bool,
+        typer.Option("--differing", help="Show only queries that the runs answer differently."),
     ] = False,
     images: Images = 600,
     seed: Seed = 0,
@@ -182,7 +209,10 @@ def grid(
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Show the nearest images of some queries: right ones in green, wrong ones in red."""
+    """Show the nearest images of some queries.
+
+    Correct images have a green frame, wrong ones a red frame.
+    """
     from couce.train.figures.grid import grid as analysis
 
     finish(analysis(_opened(runs, data, plugin), queries, images, differing, seed), out)
@@ -191,13 +221,18 @@ def grid(
 @analyze.command()
 def dictionary(
     runs: Runs,
-    atoms: Annotated[int, typer.Option(min=1, help="How many atoms to show.")] = 6,
+    atoms: Annotated[
+        int, typer.Option(min=1, help="How many atoms of the dictionary to show.")
+    ] = 6,
     images: Images = 400,
     data: Data = None,
     plugin: Plugins = None,
     out: Out = _OUT,
 ) -> None:
-    """Show ODBA's gate, the images nearest to its atoms, and the rank of its dictionary."""
+    """Show the gate and the dictionary of ODBA.
+
+    The images nearest to some atoms and the rank of the dictionary are shown as well.
+    """
     from couce.train.figures.dictionary import dictionary as analysis
 
     finish(analysis(_opened(runs, data, plugin), atoms, images), out)
@@ -206,23 +241,32 @@ def dictionary(
 @analyze.command()
 def overhead(
     backbone: Annotated[str, typer.Option(help="The backbone to time.")] = "tiny",
-    batch: Annotated[int, typer.Option(min=6, help="Images in a step.")] = 120,
+    batch: Annotated[int, typer.Option(min=6, help="How many images a step has.")] = 120,
     pixels: Annotated[
-        int | None, typer.Option(min=16, help="Side of an image. [default: the backbone's]")
+        int | None,
+        typer.Option(
+            min=16, help="Width and height of the images. [default: the crop of the backbone]"
+        ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=2, help="Number of turns; each times every row once.")
+        int,
+        typer.Option(
+            min=2, help="How many rounds to time. A round times every row of the table once."
+        ),
     ] = 40,
     images: Annotated[
-        int, typer.Option(min=1, help="Number of images in an epoch; CUB has 5864.")
+        int, typer.Option(min=1, help="How many images an epoch has. The default is that of CUB.")
     ] = 5864,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="The device: auto, cpu or cuda.")] = "auto",
     memory: Annotated[
-        bool, typer.Option(help="Measure memory too, in a process for each row.")
+        bool, typer.Option(help="Also measure memory, in a new process for each row.")
     ] = True,
     out: Out = _OUT,
 ) -> None:
-    """Time a training step, its memory and inference with and without ODBA and MSRCI."""
+    """Time training and inference with and without CouCE.
+
+    Memory is measured as well. There are also rows for ODBA alone and MSRCI alone.
+    """
     from couce.backbones import build_backbone
     from couce.machine.device import choose_device
     from couce.train.figures.overhead import overhead as analysis
@@ -235,10 +279,13 @@ def overhead(
 
 @analyze.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that analyses wrote to.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    folders: Annotated[list[Path], typer.Argument(help="Folders with the results of analyses.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Join the analyses of several folders into one self-contained page."""
+    """Join the results in several folders to one HTML page.
+
+    The page needs no other file.
+    """
     from couce.report.section import write_report
 
     typer.echo(f"Written to {write_report(folders, out)}.")

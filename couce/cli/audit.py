@@ -20,33 +20,37 @@ def audit(
         list[str],
         typer.Argument(
             metavar="MODEL... [DATASET]",
-            help="Checkpoints (.pt), ONNX models or folders of runs, then the data set (default: demo).",
+            help="Models (checkpoints, ONNX files or folders of runs) and the data set."
+            " [default data set: demo]",
         ),
     ],
     data: DataFolder = None,
     train_classes: TrainClasses = None,
     confounding: Confounding = 0.9,
-    limit: Annotated[int, typer.Option(min=2, help="The largest number of queries.")] = 500,
+    limit: Annotated[int, typer.Option(min=2, help="The largest number of query images.")] = 500,
     gallery: Annotated[
         int,
-        typer.Option(min=4, help="About how many images to search in; whole classes are taken."),
+        typer.Option(min=4, help="About how many images to search in. Whole classes are taken."),
     ] = 6000,
     size: Annotated[
-        int, typer.Option(min=16, help="Pixels of the shorter side at which pictures are changed.")
+        int, typer.Option(min=16, help="The shorter side of the changed images, in pixels.")
     ] = 256,
     masks: Masks = None,
     count_colour: Annotated[
         bool,
-        typer.Option("--count-colour", help="Count saturation, hue and grey as nuisances too."),
+        typer.Option("--count-colour", help="Also count saturation, hue and grey as nuisances."),
     ] = False,
     seed: Seed = 0,
     preprocess: PreprocessOption = None,
     plugin: Plugins = None,
     out: Annotated[
-        Path, typer.Option(help="The folder for pictures, figures and report.html.")
+        Path, typer.Option(help="The folder for the results: images, a JSON file and report.html.")
     ] = Path("analysis"),
 ) -> None:
-    """Measure how far retrieval depends on light, frame, sharpness and background."""
+    """Measure how much retrieval depends on the background.
+
+    Light, framing and sharpness are measured as well.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -61,10 +65,12 @@ def audit(
     datasets = [text for text in arguments if not is_model(text)]
     if not models:
         raise CouceError(
-            f"{' '.join(arguments)} names no model: a .pt or .onnx file, or the folder of a run"
+            f"{' '.join(arguments)} names no model; give a .pt or .onnx file or the folder of a run"
         )
     if len(datasets) > 1:
-        raise CouceError(f"an audit has one data set, not {', '.join(datasets)}")
+        raise CouceError(
+            f"an audit takes one data set, but none of these is a model: {', '.join(datasets)}"
+        )
     console = Console(highlight=False, markup=False)
     with Progress(
         TextColumn("{task.description}"),

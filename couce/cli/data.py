@@ -5,7 +5,9 @@ import typer
 
 from couce.cli.shared.options import DataFolder, Plugins
 
-data = typer.Typer(no_args_is_help=True, help="Get and check data sets.", rich_markup_mode=None)
+data = typer.Typer(
+    no_args_is_help=True, help="Download and check data sets.", rich_markup_mode=None
+)
 
 
 @data.command()
@@ -13,7 +15,7 @@ def get(
     name: Annotated[str, typer.Argument(help="The data set to download: cub or sop.")],
     data_folder: DataFolder = None,
 ) -> None:
-    """Download a set, check it and unpack it."""
+    """Download a data set, verify its checksum and unpack it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     from couce.data.download import get as download
@@ -30,12 +32,15 @@ def get(
 @data.command()
 def check(
     name: Annotated[
-        str, typer.Argument(help="The data set: cub, cars, sop, demo, a folder, or a CSV list.")
+        str,
+        typer.Argument(
+            help="The data set: cub, cars, sop, demo, a folder of class folders, or a CSV list."
+        ),
     ],
     data_folder: DataFolder = None,
     plugin: Plugins = None,
 ) -> None:
-    """Count classes and images, and open every file."""
+    """Count the classes and images of a data set, and decode every image."""
     from rich.progress import track
 
     from couce.data import open_dataset
@@ -54,4 +59,4 @@ def check(
         typer.echo(f"fault: {line}")
     if faults:
         raise typer.Exit(1)
-    typer.echo(f"All of it is there and can be opened. Next: couce train {name}")
+    typer.echo(f"Nothing is missing, and every image can be decoded. Next: couce train {name}")

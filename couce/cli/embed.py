@@ -7,16 +7,18 @@ from couce.cli.shared.options import Model, PreprocessOption, Provider, parse_pr
 
 
 def embed(
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")] = Path(
         "vectors.npz"
     ),
     model: Model = Path("model.onnx"),
     provider: Provider = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Number of images in a batch.")] = 32,
+    batch: Annotated[
+        int, typer.Option(min=1, help="How many images the model embeds at once.")
+    ] = 32,
     preprocess: PreprocessOption = None,
 ) -> None:
-    """Embed pictures into a file of vectors; class folders become labels."""
+    """Embed images and write the embeddings to a file. Class folders become labels."""
     import numpy as np
     from rich.progress import track
 
@@ -27,7 +29,7 @@ def embed(
     from couce.preprocess import ImageError
 
     if out.suffix != ".npz" or not out.parent.is_dir():
-        raise CouceError(f"embeddings go to something.npz in a folder that is there, not {out}")
+        raise CouceError(f"--out must be an .npz file in an existing folder, not {out}")
     embedder = Embedder(
         model, provider=provider, batch=batch, preprocess=parse_preprocess(preprocess)
     )
@@ -53,7 +55,8 @@ def embed(
     arrays["model"] = np.array(embedder.hash)
 
     def write(part: Path) -> None:
-        with part.open("wb") as file:  # savez would add a suffix to a name
+        # An open file, because savez would add .npz to the name.
+        with part.open("wb") as file:
             np.savez(file, **arrays)
 
     replace_file(out, write)

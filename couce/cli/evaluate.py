@@ -15,10 +15,14 @@ from couce.cli.shared.options import (
 
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(help="A checkpoint (.pt), a model (.onnx), or embeddings (.npz).")
+        Path, typer.Argument(help="A checkpoint (.pt), an ONNX model, or embeddings (.npz).")
     ],
     dataset: Annotated[
-        str, typer.Argument(help="The data set whose test half is searched.")
+        str,
+        typer.Argument(
+            help="The data set whose test half is searched, as for `couce train`. It is not needed"
+            " for an .npz file."
+        ),
     ] = "demo",
     data: DataFolder = None,
     train_classes: TrainClasses = None,
@@ -30,7 +34,7 @@ def evaluate(
         typer.Option(help="The JSON file for the metrics. [default: MODEL.metrics.json]"),
     ] = None,
 ) -> None:
-    """Measure retrieval on a test half."""
+    """Measure retrieval metrics on the test half of a data set."""
     import json
 
     from rich.console import Console

@@ -8,35 +8,42 @@ from couce.cli.shared.options import DataFolder, Plugins
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="The checkpoint that `couce train` wrote, such as best.pt.")
+        Path, typer.Argument(help="A checkpoint of `couce train`, such as best.pt.")
     ],
     model: Annotated[Path, typer.Argument(help="The ONNX file to write.")] = Path("model.onnx"),
     input: Annotated[
         str,
         typer.Option(
-            help="The model's input: uint8 (N, H, W, 3), or float (N, 3, H, W) from 0 to 1."
+            help="The input of the model: uint8 (N, H, W, 3), or float (N, 3, H, W) from 0 to 1."
         ),
     ] = "uint8",
     precision: Annotated[
-        str, typer.Option(help="Precision of the weights: fp32, fp16 for GPUs, int8 for CPUs.")
+        str, typer.Option(help="The precision: fp32, fp16 (for GPUs) or int8 (for CPUs).")
     ] = "fp32",
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of images from which int8 learns its ranges. [default: the training half]"
+            help="A folder of images to calibrate int8 with. [default: the training half]"
         ),
     ] = None,
     certify: Annotated[
-        bool, typer.Option("--certify", help="Prove that nothing of CouCE is left in the model.")
+        bool,
+        typer.Option(
+            "--certify",
+            help="Also write a certificate that only the weights differ from a model trained"
+            " without CouCE.",
+        ),
     ] = False,
     dataset: Annotated[
         str | None,
-        typer.Option(help="The data set to compare on. [default: that of the training]"),
+        typer.Option(
+            help="The data set whose images are used for checks. [default: that of the training]"
+        ),
     ] = None,
     data: DataFolder = None,
     plugin: Plugins = None,
 ) -> None:
-    """Write a checkpoint as a plain ONNX embedding model."""
+    """Export a checkpoint as a plain ONNX model that embeds images."""
     from couce.export import export as run
     from couce.plugins import load_plugins
 

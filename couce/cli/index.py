@@ -1,3 +1,5 @@
+"""`couce index`: builds, changes and searches the index of a gallery."""
+
 from pathlib import Path
 from typing import Annotated
 
@@ -6,7 +8,9 @@ import typer
 from couce.cli.shared.options import Filter, Model, PreprocessOption, Provider, parse_preprocess
 
 index = typer.Typer(
-    no_args_is_help=True, help="Build, keep and search a gallery.", rich_markup_mode=None
+    no_args_is_help=True,
+    help="Build, change and search the index of a gallery.",
+    rich_markup_mode=None,
 )
 
 _Address = Annotated[
@@ -20,51 +24,65 @@ _Type = Annotated[
     str | None,
     typer.Option(
         "--type",
-        help="Search structure: auto, flat, hnsw, ivf, ivfpq or a FAISS factory string."
-        " [default: as it is, auto for a new index]",
+        help="The search structure: auto, flat, hnsw, ivf, ivfpq or a factory string of FAISS."
+        " [default: the present one, or auto for a new index]",
     ),
 ]
 _Recall = Annotated[
     float | None,
-    typer.Option(min=0.5, max=0.9999, help="Recall@10 that the search must reach. [default: 0.99]"),
+    typer.Option(
+        min=0.5,
+        max=0.9999,
+        help="The recall@10 that the search must reach."
+        " [default: the present one, or 0.99 for a new index]",
+    ),
 ]
 
 
 @index.command()
 def build(
-    gallery: Annotated[Path, typer.Argument(help="A folder of images; its folders are labels.")],
+    gallery: Annotated[
+        Path,
+        typer.Argument(help="A folder of images. The names of its class folders become labels."),
+    ],
     model: Model = Path("model.onnx"),
-    out: Annotated[str, typer.Option(help="The folder of the index.")] = "index",
+    out: Annotated[
+        str, typer.Option(help="The folder of the index, which is created if necessary.")
+    ] = "index",
     to: Annotated[
         str | None,
         typer.Option(
-            help="A Milvus collection instead of a folder: milvus+http://host:19530/name."
+            help="Build the index in a Milvus collection instead of a folder:"
+            " milvus+http://host:19530/name."
         ),
     ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="A CSV list with the columns path, label and perhaps id; others become metadata."
+            help="A CSV file with the columns path and label, and optionally id. All other columns"
+            " become metadata."
         ),
     ] = None,
     kind: _Type = None,
     recall: _Recall = None,
     shard: Annotated[
-        str | None, typer.Option(help="Index only part i of n of the files, written i/n.")
+        str | None,
+        typer.Option(help="Index only the i-th of n parts of the files, written as i/n."),
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Drop items whose files are gone.")
+        bool, typer.Option("--prune", help="Remove items whose files are gone.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if a file cannot be read.")
+        bool, typer.Option("--strict", help="Exit with code 1 if a file cannot be read.")
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Where images are embedded: here, or ray (a Ray cluster).")
+        str,
+        typer.Option(help="Where images are embedded: here (this machine) or ray (a Ray cluster)."),
     ] = "here",
     provider: Provider = "auto",
     preprocess: PreprocessOption = None,
 ) -> None:
-    """Index a folder of images, or bring its index up to date."""
+    """Build the index of a folder of images, or bring it up to date."""
     from couce.index.commands import build_index
 
     address = to or out
@@ -94,21 +112,21 @@ def add(
     images: Annotated[list[Path], typer.Argument(help="Image files to add.")],
     model: Model = Path("model.onnx"),
     address: _AddressOption = "index",
-    label: Annotated[str | None, typer.Option(help="The label of all of them.")] = None,
+    label: Annotated[str | None, typer.Option(help="The label of all these images.")] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", help="Metadata of all of them, as KEY=VALUE. Repeatable."),
+        typer.Option("--metadata", help="Metadata of all these images, as KEY=VALUE. Repeatable."),
     ] = None,
     provider: Provider = "auto",
     preprocess: PreprocessOption = None,
 ) -> None:
-    """Add images."""
+    """Add single images to an index."""
     from couce.errors import CouceError
     from couce.index.commands import add_images
 
     pairs = [text.partition("=") for text in metadata or []]
     if any(not equals for _, equals, _ in pairs):
-        raise CouceError("metadata is written KEY=VALUE")
+        raise CouceError("write --metadata as KEY=VALUE, as in --metadata year=2024")
     values = {key: value for key, _, value in pairs}
     added = add_images(
         images,
@@ -130,14 +148,15 @@ def remove(
     address: _AddressOption = "index",
     chosen: Filter = None,
 ) -> None:
-    """Remove items, by their ids or by a filter."""
+    """Remove items from an index, by their ids or by a filter."""
     from couce.errors import CouceError
     from couce.index import open_index
     from couce.index.filters import parse
 
     if bool(ids) == bool(chosen):
-        raise CouceError("say what to remove: ids, or a --filter")
-    open_index(address).close()  # a writer would make one where there is none
+        raise CouceError("say what to remove: give ids or a --filter, but not both")
+    # A writer would create an index that does not exist. A reader raises an error.
+    open_index(address).close()
     with open_index(address, "write") as found:
         names = list(ids or [])
         if chosen:
@@ -148,7 +167,7 @@ def remove(
 
 @index.command()
 def info(address: _Address = "index") -> None:
-    """Show what an index holds."""
+    """Show facts about an index, such as its number of items and its model."""
     from couce.index import open_index
 
     with open_index(address) as found:
@@ -160,19 +179,19 @@ def info(address: _Address = "index") -> None:
 
 @index.command()
 def search(
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[Path, typer.Argument(help="The image to search with.")],
     model: Model = Path("model.onnx"),
     address: _AddressOption = "index",
     k: Annotated[int, typer.Option("-k", min=1, help="How many hits to show.")] = 10,
     offset: Annotated[int, typer.Option(min=0, help="How many of the first hits to skip.")] = 0,
     chosen: Filter = None,
     grid: Annotated[
-        Path | None, typer.Option(help="Draw the query and its hits into this picture.")
+        Path | None, typer.Option(help="Draw the query and its hits into this image file.")
     ] = None,
     provider: Provider = "auto",
     preprocess: PreprocessOption = None,
 ) -> None:
-    """Find the images that are nearest to an image."""
+    """Find the images of an index that are nearest to an image."""
     from rich.console import Console
 
     from couce.cli.shared.tables import hits_table
@@ -195,10 +214,11 @@ def search(
 def duplicates(
     address: _Address = "index",
     threshold: Annotated[
-        float, typer.Option(min=-1, max=1, help="The lowest cosine of a pair.")
+        float,
+        typer.Option(min=-1, max=1, help="List only pairs with at least this cosine."),
     ] = 0.98,
 ) -> None:
-    """List images that are nearly the same."""
+    """List files with the same bytes, and pairs of images that are nearly the same."""
     from couce.files import printable
     from couce.index import open_index
     from couce.index.duplicates import near_duplicates
@@ -212,30 +232,30 @@ def duplicates(
             names = [printable(i.paths[0] if i.paths else i.id) for i in (pair.first, pair.second)]
             typer.echo(f"{pair.score:.4f}  {names[0]}  {names[1]}")
             pairs += 1
-    typer.echo(f"{pairs} pairs with a cosine of at least {threshold}.")
+    typer.echo(f"{pairs} pairs have a cosine of at least {threshold}.")
 
 
 @index.command("export")
 def export_(
-    file: Annotated[Path, typer.Argument(help="A .parquet or .npz file to write.")],
+    file: Annotated[Path, typer.Argument(help="The .parquet or .npz file to write.")],
     address: _AddressOption = "index",
 ) -> None:
-    """Write all items and vectors to a file."""
+    """Write all items of an index, with their vectors, to a file."""
     from couce.index import open_index
     from couce.index.progress import ProgressBar
     from couce.index.transfer import export_file
 
     with open_index(address) as found, ProgressBar("items") as bar:
         written = export_file(found, file, bar.update)
-    typer.echo(f"{written} items in {file}. Next: couce index import {file} --index OTHER")
+    typer.echo(f"{written} items written to {file}. Next: couce index import {file} --index OTHER")
 
 
 @index.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `couce index export` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that `couce index export` wrote.")],
     address: _AddressOption = "index",
 ) -> None:
-    """Add all items of a file, with their vectors."""
+    """Add all items of an exported file, with their vectors, to an index."""
     from couce.index.commands import finish, opened_for
     from couce.index.progress import ProgressBar
     from couce.index.transfer import import_file, model_of
@@ -251,16 +271,16 @@ def copy(
     source: Annotated[str, typer.Argument(help="The index to copy from.")],
     target: Annotated[str, typer.Argument(help="The index to copy to.")],
 ) -> None:
-    """Copy all items to another index, also between folders and Milvus."""
+    """Copy all items to another index. Both may be folders or Milvus collections."""
     _join([source], target, join=False)
 
 
 @index.command()
 def merge(
-    target: Annotated[str, typer.Argument(help="The index to put them all into.")],
-    sources: Annotated[list[str], typer.Argument(help="The indexes to take them from.")],
+    target: Annotated[str, typer.Argument(help="The index that gets the items of all others.")],
+    sources: Annotated[list[str], typer.Argument(help="The indexes to merge into it.")],
 ) -> None:
-    """Join indexes, such as those of the shards of a gallery."""
+    """Merge several indexes into one, such as those of the shards of a gallery."""
     _join(sources, target, join=True)
 
 
@@ -270,7 +290,7 @@ def compact(
     kind: _Type = None,
     recall: _Recall = None,
 ) -> None:
-    """Rebuild the search structure from all items."""
+    """Rebuild the search structure of an index from all its items."""
     from couce.index.commands import measured_line, rearrange
 
     manifest = rearrange(address, kind, recall)
@@ -288,17 +308,19 @@ def verify(address: _Address = "index") -> None:
         typer.echo(f"fault: {fault}")
     if faults:
         raise typer.Exit(1)
-    typer.echo("All of it is as it was written.")
+    typer.echo("No faults: all checksums are right.")
 
 
 @index.command()
 def plan(
-    vectors: Annotated[float, typer.Option(min=1, help="Number of vectors, such as 1e9.")],
-    dim: Annotated[int, typer.Option(min=1, help="Dimensions of an embedding.")] = 512,
-    memory: Annotated[float, typer.Option(min=1, help="Memory of one machine in GB.")] = 64,
-    rate: Annotated[float, typer.Option(help="Images per second that one worker embeds.")] = 100,
+    vectors: Annotated[float, typer.Option(min=1, help="The number of vectors, such as 1e9.")],
+    dim: Annotated[int, typer.Option(min=1, help="The dimension of an embedding.")] = 512,
+    memory: Annotated[float, typer.Option(min=1, help="The memory of one machine in GB.")] = 64,
+    rate: Annotated[
+        float, typer.Option(help="How many images one worker embeds per second.")
+    ] = 100,
 ) -> None:
-    """Show which type of index, how much memory and how many machines a gallery needs."""
+    """Show the type of index, the memory and the machines that a gallery needs."""
     from rich.console import Console
     from rich.table import Table
 

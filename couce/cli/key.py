@@ -7,13 +7,13 @@ key = typer.Typer(
     no_args_is_help=True, help="Make, list and revoke keys of the server.", rich_markup_mode=None
 )
 
-_State = Annotated[Path, typer.Option(help="The server's state folder, as for `couce serve`.")]
+_State = Annotated[Path, typer.Option(help="The state folder of the server, as for `couce serve`.")]
 _STATE = Path("index/server")
 
 
 @key.command()
 def new(
-    name: Annotated[str, typer.Argument(help="The name of the key's owner.")],
+    name: Annotated[str, typer.Argument(help="The name of the key, for example of its owner.")],
     role: Annotated[
         str, typer.Option(help="What the key may do: read, or admin (change the gallery too).")
     ] = "read",
@@ -29,8 +29,8 @@ def new(
     keys = Keys.in_folder(state)
     token = keys.make(name, role, rate)
     typer.echo(token)
-    typer.echo(f"Its hash is kept in {keys.path}.", err=True)
-    typer.echo(f"Sent as: curl -H 'Authorization: Bearer {token}' ...", err=True)
+    typer.echo(f"Only the hash of the key is kept, in {keys.path}.", err=True)
+    typer.echo(f"Next: send it as curl -H 'Authorization: Bearer {token}' ...", err=True)
 
 
 @key.command(name="list")
@@ -48,11 +48,11 @@ def list_keys(state: _State = _STATE) -> None:
 
 @key.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="The name of the key's owner.")],
+    name: Annotated[str, typer.Argument(help="The name of the key, for example of its owner.")],
     state: _State = _STATE,
 ) -> None:
-    """Revoke a key, at once."""
+    """Revoke a key. Running servers refuse it at once."""
     from couce.server.auth import Keys
 
     Keys.in_folder(state).revoke(name)
-    typer.echo(f"{name!r} is revoked; a running server knows it already.")
+    typer.echo(f"The key {name!r} is revoked, for running servers, too.")

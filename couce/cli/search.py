@@ -36,4 +36,4 @@ def search(
     console.print(table)
     times = {name.removesuffix("_ms"): ms for name, ms in answer.time.items() if ms is not None}
     console.print(", ".join(f"{name} {ms:.1f} ms" for name, ms in times.items()))
-    console.print(f"Next: open {server} in a browser to see them", soft_wrap=True)
+    console.print(f"Next: open {server} in a browser to see the images", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`couce serve`: its options are made of the server's settings, which are defined in one place."""
+"""`couce serve`, whose options are the settings that couce.server.settings defines."""
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
@@ -10,18 +10,18 @@ import typer
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-# What is typed after `couce serve` is parsed in its body: the settings are imported only there, so
-# that `couce --help` stays quick.
+# `couce serve` parses its own arguments, and imports the settings only then. So `couce --help`
+# stays quick.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def serve(context: typer.Context) -> None:
-    """Serve search over HTTP, with a page for people."""
+    """Serve searches over HTTP, with a web page."""
     serve_app(_serve)(context.args, prog_name="couce serve")
 
 
 def serve_app(function: Callable[..., None]) -> typer.Typer:
-    """A command of its own with an option for each setting of the server."""
+    """A Typer command that calls ``function`` and has an option for each setting of the server."""
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -33,7 +33,7 @@ def serve_app(function: Callable[..., None]) -> typer.Typer:
 
 
 def _serve(config: Path | None, **options: Any) -> None:
-    """Serve search over HTTP, with a page for people.
+    """Serve searches over HTTP, with a web page.
 
     Every option can also be given as a variable (--max-bytes is COUCE_MAX_BYTES) or in a TOML file
     (max_bytes). An option wins over a variable, and a variable over the file.
@@ -46,11 +46,11 @@ def _serve(config: Path | None, **options: Any) -> None:
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives ``function`` a parameter for each setting of the server, as Typer reads them."""
+    """Gives ``function`` a signature with a parameter for each setting, which Typer reads."""
     from couce.server.settings import ServerSettings
 
     kinds: dict[str, Any] = {
-        "config": Annotated[Path | None, typer.Option(help="A TOML file of these settings.")]
+        "config": Annotated[Path | None, typer.Option(help="A TOML file with these settings.")]
     }
     kinds |= {name: _option(name, field) for name, field in ServerSettings.model_fields.items()}
     function.__annotations__ = {**kinds, "return": None}
@@ -64,7 +64,10 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(name: str, field: "FieldInfo") -> Any:
-    """An option that is None where it is not given: a variable or the file may then say it."""
+    """The type and option of a setting.
+
+    Without the option, the value is None. Then a variable or the file may give the value.
+    """
     kinds = get_args(field.annotation) or (field.annotation,)
     kind: Any = next((each for each in (bool, int, float) if each in kinds), str)
     if get_origin(field.annotation) is tuple:

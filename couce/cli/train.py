@@ -8,48 +8,70 @@ from couce.cli.shared.options import DataFolder, Plugins, TrainClasses
 
 def train(
     dataset: Annotated[
-        str, typer.Argument(help="cub, cars, sop, demo, a folder of class folders, or a CSV list.")
+        str,
+        typer.Argument(
+            help="The data set: cub, cars, sop, demo, a folder of class folders, or a CSV list."
+        ),
     ] = "demo",
     method: Annotated[
         str,
         typer.Option(
-            help="What is added to the base loss: base (nothing), odba, msrci, odba+msrci, couce or"
-            " couce-plus."
+            help="What is added to the base loss: base (nothing), odba, msrci, odba+msrci, couce"
+            " or couce-plus."
         ),
     ] = "couce",
     preset: Annotated[
-        str, typer.Option(help="paper, or cpu: a smaller backbone, smaller images, fewer epochs.")
+        str, typer.Option(help="The preset: paper, or cpu (small backbone and images, few epochs).")
     ] = "paper",
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as odba.capacity=4096. Repeatable."),
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="The base loss. [default: proxy-an]")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="The base loss: proxy-an, proxy-anchor, proxy-nca or soft-triple. [default:"
+            " proxy-an]"
+        ),
+    ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="The backbone. [default: the preset's]")
+        str | None,
+        typer.Option(
+            help="The backbone: resnet50, resnet18, bn-inception, mobilenet_v2 or tiny. [default:"
+            " resnet50; with --preset cpu mobilenet_v2; for demo tiny]"
+        ),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Starting weights: pretrained, none (random), or a file. [default: pretrained]"
+            help="The starting weights: pretrained, none (random), or a file. [default:"
+            " pretrained; for demo none]"
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Number of epochs. [default: the preset's]")
+        int | None,
+        typer.Option(help="The number of epochs. [default: 80; with --preset cpu 10; for demo 25]"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of all random numbers. [default: 0]")
+        int | None, typer.Option(min=0, help="The seed of all random numbers. [default: 0]")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where to train: auto, cpu or cuda. [default: auto]")
+        str | None, typer.Option(help="The device: auto, cpu or cuda. [default: auto]")
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(help="Where to keep decoded images: none, ram or disk.")
+        str | None,
+        typer.Option(
+            help="Where to keep decoded images: none, ram or disk. [default: none; with"
+            " --preset cpu and for demo ram]"
+        ),
     ] = None,
     validate_classes: Annotated[
         float | None,
-        typer.Option(help="Share of the training classes held out to choose the best epoch."),
+        typer.Option(
+            help="The share of training classes that are held out to choose the best epoch. With 0,"
+            " the test half chooses. [default: 0]"
+        ),
     ] = None,
     data: DataFolder = None,
     train_classes: TrainClasses = None,
@@ -58,20 +80,22 @@ def train(
         typer.Option(
             min=0,
             max=1,
-            help="Share of the demo set's training pictures in their class's surroundings."
-            " [default: 0.9]",
+            help="For the demo set: the share of training images that show the background and the"
+            " light of their class. [default: 0.9]",
         ),
     ] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option("--allow-missing", help="Train although images of a known set are missing."),
+        typer.Option(
+            "--allow-missing", help="Train even if images of a known data set are missing."
+        ),
     ] = False,
     plugin: Plugins = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder of the run. [default: runs/NAME-N]")
+        Path | None, typer.Option(help="The folder for the run. [default: runs/NAME-N]")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="The folder of a run that was interrupted, to continue it.")
+        Path | None, typer.Option(help="The folder of an interrupted run, to continue it.")
     ] = None,
 ) -> None:
     """Train an embedding network."""
@@ -103,7 +127,8 @@ def train(
         out=out,
         resume=resume,
     )
-    if run.metrics:  # the leading process of several
+    # With several processes, only the leading one has metrics.
+    if run.metrics:
         console = Console(highlight=False, markup=False)
         console.print(metrics_table(run.metrics))
         options = "" if data is None else f" --data {data}"

@@ -1,4 +1,4 @@
-"""Data sets by name; any other name is a path to a tree of class folders or a CSV list."""
+"""Opens data sets by name. Other names are paths of class folders or CSV lists."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ __all__ = ["DATASETS", "Counts", "DataSet", "Item", "Source", "Split", "open_dat
 
 
 class Source(NamedTuple):
-    """A known set: how to read it, and how many classes and images its halves must have."""
+    """A known data set: how it is read, and how many classes and images its halves must have."""
 
     read: Callable[[Path], list[Item]]
     counts: dict[str, Counts]
@@ -33,9 +33,10 @@ def open_dataset(
     train_classes: int | None = None,
     confounding: float = 0.9,
 ) -> DataSet:
-    """The set of that name, from ``root`` (``data/NAME`` unless said), or the tree at a path.
+    """The data set of that name in the folder ``root``, or the data set at the path ``name``.
 
-    ``demo`` is drawn if no ``root`` is given. Nothing is opened yet but lists and folders.
+    The default of ``root`` is ``data/NAME``. Without a ``root``, the demo set is drawn first. Only
+    lists and folders are read; no image is opened.
     """
     root = None if root is None else Path(root)
     if name == "demo":
@@ -53,9 +54,9 @@ def open_dataset(
 
 
 def check_counts(data: DataSet) -> None:
-    """Refuses a known set of which anything is missing, since its figures could not be compared."""
+    """Refuses a known set without its published counts, as its metrics would not be comparable."""
     for fault in data.count_faults():
         raise CouceError(
-            f"{data.name} in {data.root} is not complete: {fault}; `couce data check {data.name}`"
-            " lists what is wrong, --allow-missing trains all the same"
+            f"{data.name} in {data.root} is not complete: {fault}; list all faults with `couce data"
+            f" check {data.name}`, or train on it as it is with --allow-missing"
         )

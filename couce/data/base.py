@@ -1,4 +1,4 @@
-"""What a data set is: two halves of labelled image files, with no class in both."""
+"""A data set: two halves of labelled image files, where no class is in both halves."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Item(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Classes and images of a half."""
+    """How many classes and images a half has."""
 
     classes: int
     images: int
@@ -32,7 +32,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Image files and their classes as codes from 0, in the order of ``names``."""
+    """Image files and their classes. A class is its index in ``names``."""
 
     paths: tuple[Path, ...]
     labels: NDArray[np.intp]  # (N,)
@@ -49,7 +49,7 @@ class Split:
         return Counts(len(self.names), len(self.paths))
 
     def select(self, keep: NDArray[np.bool_]) -> "Split":
-        """The images where ``keep`` (N,) is true, with the classes that are left coded anew."""
+        """The images where ``keep`` (N,) is true. The remaining classes are numbered anew."""
         names, labels = np.unique(self.labels[keep], return_inverse=True)
         paths = tuple(path for path, kept in zip(self.paths, keep, strict=True) if kept)
         return Split(paths, labels, tuple(self.names[code] for code in names))
@@ -61,7 +61,8 @@ class DataSet:
     root: Path
     train: Split
     test: Split
-    published: Mapping[str, Counts] | None = None  # of a known set, by half
+    # For a known set, the published counts of each half.
+    published: Mapping[str, Counts] | None = None
 
     @classmethod
     def of(
@@ -76,11 +77,13 @@ class DataSet:
             halves[item.half].append(item)
         for half, members in halves.items():
             if not members:
-                raise CouceError(f"{root} has no images in its {half} half")
+                raise CouceError(
+                    f"{root} has no images in its {half} half; both halves need some images"
+                )
         return cls(name, root, Split.of(halves["train"]), Split.of(halves["test"]), published)
 
     def count_faults(self) -> list[str]:
-        """Where classes and images of a known set differ from the published numbers."""
+        """How the counts of a known set differ from the published counts."""
         found = {"train": self.train.counts, "test": self.test.counts}
         return [
             f"the {half} half has {found[half]}, but {expected} were published"

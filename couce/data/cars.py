@@ -1,4 +1,4 @@
-"""Cars-196 (Krause et al., 2013): 196 models; the first 98 train, the others test."""
+"""Cars-196 (Krause et al., 2013): 196 models of cars. The first 98 are the training half."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ COUNTS = {"train": Counts(98, 8054), "test": Counts(98, 8131)}
 
 
 def read(root: Path) -> list[Item]:
-    """The official annotations with ``car_ims/``, the later ``cars_train/`` and ``cars_test/`` with
-    their annotations, or class folders."""
+    """Reads any of the three forms in which Cars-196 exists.
+
+    These are ``cars_annos.mat`` with ``car_ims/``, the later ``cars_train/`` and ``cars_test/``
+    with an annotation file each, and class folders.
+    """
     if (root / "cars_annos.mat").is_file():
         return _annotated(root, root / "cars_annos.mat", "relative_im_path")
     later = [
@@ -30,8 +33,8 @@ def read(root: Path) -> list[Item]:
         if base.is_dir() and len(classes := class_folders(base)) > 1:
             return _by_folder(classes)
     raise CouceError(
-        f"no Cars-196 in {root}: expected cars_annos.mat with car_ims/, cars_train/ and cars_test/"
-        " with cars_train_annos.mat and cars_test_annos_withlabels.mat, or class folders"
+        f"there is no Cars-196 in {root}: expected cars_annos.mat with car_ims/, cars_train/ and"
+        " cars_test/ with cars_train_annos.mat and cars_test_annos_withlabels.mat, or class folders"
     )
 
 
@@ -53,8 +56,11 @@ def _annotated(folder: Path, annotations: Path, field: str) -> list[Item]:
 
 
 def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
-    """By the official number of an image, 1-16185 in the order of classes, where the files are
-    named by it; otherwise by the place of the folder's name."""
+    """Assigns class folders to halves.
+
+    If all file names are official image numbers, the numbers decide: they are 1-16185 in the order
+    of the classes. Otherwise the alphabetical order of the folders decides.
+    """
     stems = [path.stem for paths in classes.values() for path in paths]
     numbered = len(set(stems)) == len(stems) and all(s.isdecimal() for s in stems)
     items = []

@@ -1,4 +1,4 @@
-"""`couce data check`: counts against the published ones, and every file opened."""
+"""The part of `couce data check` that opens every image."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ class Fault(NamedTuple):
 
 
 def file_faults(data: DataSet, workers: int = 4) -> Iterator[Fault | None]:
-    """For each image of the set, what is wrong with it, or None."""
+    """For each image of the set, its fault, or None if it can be decoded."""
     paths = [*data.train.paths, *data.test.paths]
     with ThreadPoolExecutor(workers) as threads:
         yield from threads.map(_fault, paths)

@@ -1,4 +1,4 @@
-"""CUB-200-2011 (Wah et al., 2011): 200 birds; classes 1-100 train, 101-200 test."""
+"""CUB-200-2011 (Wah et al., 2011): 200 species of birds. 1-100 are the training half."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,11 @@ COUNTS = {"train": Counts(100, 5864), "test": Counts(100, 5924)}
 
 
 def read(root: Path) -> list[Item]:
-    """The official tree (images.txt and its companions) or class folders, in ``root`` or below
-    ``CUB_200_2011/`` and ``images/``."""
+    """Reads the official tree (``images.txt`` and its other lists) or class folders.
+
+    Both may be in ``root`` itself or in ``CUB_200_2011/``. Class folders may also be in
+    ``images/``.
+    """
     for base in (root, root / "CUB_200_2011"):
         if (base / "images.txt").is_file():
             return _official(base)
@@ -20,7 +23,7 @@ def read(root: Path) -> list[Item]:
         if base.is_dir() and len(classes := class_folders(base)) > 1:
             return _by_folder(classes)
     raise CouceError(
-        f"no CUB-200-2011 in {root}: expected images.txt with images/, or class folders;"
+        f"there is no CUB-200-2011 in {root}: expected images.txt with images/, or class folders;"
         " `couce data get cub` downloads it"
     )
 
@@ -36,7 +39,7 @@ def _official(base: Path) -> list[Item]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """``number value`` lines."""
+    """The lines ``NUMBER VALUE`` of a file, as a mapping."""
     try:
         lines = path.read_text().split("\n")
         return dict(line.split(maxsplit=1) for line in map(str.strip, lines) if line)
@@ -45,7 +48,11 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
-    """By the number that starts a folder's name (``001.Black_footed_Albatross``), or by its place."""
+    """Assigns class folders to halves.
+
+    The number at the start of a name decides, as in ``001.Black_footed_Albatross``. Names without a
+    number are counted in alphabetical order.
+    """
     items = []
     for place, name in enumerate(sorted(classes), 1):
         number = re.match(r"(\d+)\.", name)

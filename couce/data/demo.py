@@ -1,10 +1,11 @@
-"""The demo set: drawn pictures of things that a training half confounds with their surroundings.
+"""The demo set: drawn images, where background and light give away the class in training.
 
-64 classes: eight kinds of thing (bird, fish, ...) in eight variants (colours and markings), drawn
-with 64 pixels in changing poses. In the training half (32 classes) each class mostly stands before
-its own background and under its own light, as birds do before their habitats. In the test half (the
-32 other classes) backgrounds and light are independent of the class, so that whoever has learned
-them instead of the things is found out. Everything follows from the seed.
+There are 64 classes: eight kinds of object (bird, fish, ...) in eight variants, which differ in
+colours and markings. The images have 64 x 64 pixels, and the poses vary. In the training half (32
+classes), each class is mostly before its own background and in its own light, as birds are in their
+habitats. In the test half (the 32 other classes), background and light are independent of the
+class. So a model that has learned background and light instead of objects fails there. The seed
+determines all images.
 """
 
 import json
@@ -32,10 +33,10 @@ VARIANTS = 8
 
 
 class Example(NamedTuple):
-    """One picture of the set, before it is drawn."""
+    """The description of one image of the set."""
 
     half: str  # train or test
-    thing: str
+    thing: str  # the kind of object
     variant: int
     background: str
     light: str
@@ -47,8 +48,11 @@ class Example(NamedTuple):
 
 
 def examples(confounding: float, per_class: int, seed: int) -> list[Example]:
-    """The set as a list. ``confounding`` is the share of training pictures in their class's own
-    surroundings; the others, like the whole test half, have any."""
+    """The descriptions of all images.
+
+    ``confounding`` is the share of training images that have the background and the light of their
+    class. The other training images and the test half have random ones.
+    """
     plan = []
     backgrounds, lights = list(BACKGROUNDS), list(LIGHTS)
     for t, thing in enumerate(THINGS):
@@ -66,7 +70,7 @@ def examples(confounding: float, per_class: int, seed: int) -> list[Example]:
 
 
 def draw(example: Example) -> Image.Image:
-    """The picture, 64 x 64, RGB."""
+    """Draws the image: 64 x 64, RGB."""
     rng = np.random.default_rng((*example.seed, 1))
     scene = BACKGROUNDS[example.background](rng)
     thing, corner = _place(example, rng)
@@ -75,9 +79,9 @@ def draw(example: Example) -> Image.Image:
 
 
 def object_mask(example: Example) -> Image.Image:
-    """Where the thing stands in :func:`draw`'s picture: 64 x 64, from 0 to 255 (wholly the thing)."""
+    """The mask of the object in :func:`draw`'s image: 64 x 64, from 0 to 255 (the object)."""
     rng = np.random.default_rng((*example.seed, 1))
-    BACKGROUNDS[example.background](rng)  # takes the same random numbers as there
+    BACKGROUNDS[example.background](rng)  # takes the same random numbers as in `draw`
     thing, corner = _place(example, rng)
     mask = Image.new("L", (CANVAS, CANVAS))
     mask.paste(thing.getchannel("A"), corner)
@@ -85,7 +89,7 @@ def object_mask(example: Example) -> Image.Image:
 
 
 def _place(example: Example, rng: Rng) -> tuple[Image.Image, tuple[int, int]]:
-    """The thing in its pose, on a transparent canvas, and where its upper left corner goes."""
+    """The object in its pose, on a transparent canvas, and the place of its upper left corner."""
     thing = draw_thing(example.thing, example.variant)
     side = int(CANVAS * rng.uniform(0.55, 0.85))
     thing = thing.rotate(rng.uniform(-25, 25), Image.Resampling.BICUBIC).resize((side, side))
@@ -100,14 +104,15 @@ def _scaled_down(canvas: Image.Image) -> Image.Image:
 
 
 def example_of(path: Path, plan: list[Example]) -> Example:
-    """Which of :func:`examples` a file of :func:`write_demo` shows."""
+    """The description of a file that :func:`write_demo` wrote."""
     return plan[int(path.stem)]
 
 
 def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed: int = 0) -> Path:
-    """Writes ``train/CLASS/N.png`` and ``test/CLASS/N.png`` below ``folder``, unless they are there.
+    """Writes ``train/CLASS/N.png`` and ``test/CLASS/N.png`` below ``folder``.
 
-    A demo set of another recipe is replaced; a folder that is anything else is left alone.
+    Nothing is written if ``folder`` has this demo set already. A demo set with other parameters is
+    replaced. Any other existing folder is an error and stays unchanged.
     """
     recipe = {"confounding": confounding, "per_class": per_class, "seed": seed}
     if folder.exists():
@@ -116,7 +121,7 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
             return folder
         if found is None or found.keys() != recipe.keys():
             raise CouceError(f"{folder} exists and is not a demo set; name another folder")
-    # It gets its name when it is complete; another process may be drawing the same.
+    # The folder gets its name when it is complete. Another process may draw the same set meanwhile.
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
         for number, example in enumerate(examples(confounding, per_class, seed)):
@@ -124,12 +129,13 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
             path.parent.mkdir(parents=True, exist_ok=True)
             draw(example).save(path, compress_level=1)
         (part / "recipe.json").write_text(json.dumps(recipe))
-        part.chmod(0o755)  # mkdtemp's folders are private
+        part.chmod(0o755)  # mkdtemp makes a folder that only its owner can read
         if folder.exists() and _recipe(folder) not in (None, recipe):
             shutil.rmtree(folder)
         part.rename(folder)
     except OSError:
-        if not folder.exists() or _recipe(folder) != recipe:  # else the other was quicker
+        # It is no error if another process has written the same set in the meantime.
+        if not folder.exists() or _recipe(folder) != recipe:
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -137,15 +143,15 @@ def write_demo(folder: Path, confounding: float = 0.9, per_class: int = 30, seed
 
 
 def read_plan(folder: Path) -> list[Example]:
-    """The examples that the demo set in ``folder`` was drawn from."""
+    """The descriptions of all images of the demo set in ``folder``."""
     recipe = _recipe(folder)
     if recipe is None:
-        raise CouceError(f"{folder} is not a demo set")
+        raise CouceError(f"{folder} is not a demo set; name the folder of one")
     return examples(recipe["confounding"], int(recipe["per_class"]), int(recipe["seed"]))
 
 
 def _recipe(folder: Path) -> dict[str, float] | None:
-    """What the demo set in ``folder`` was drawn by; None if it is anything else."""
+    """The parameters of the demo set in ``folder``; None if ``folder`` is not a demo set."""
     if {path.name for path in folder.iterdir()} != {"recipe.json", "train", "test"}:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`couce data get`: downloads that go on where they stopped, are checked, and unpack nowhere else."""
+"""`couce data get`: resumes interrupted downloads, verifies their checksums and unpacks them."""
 
 import hashlib
 import tarfile
@@ -30,13 +30,14 @@ ARCHIVES: dict[str, Archive] = {
     ),
 }
 
-# Sets whose publishers no longer serve them.
+# Data sets that their publishers no longer offer.
 GONE = {
-    "cars": "the publishers of Cars-196 no longer serve it; get it elsewhere and put cars_annos.mat"
-    " and car_ims/, or a tree of class folders, into {target}",
+    "cars": "the publishers of Cars-196 no longer offer it; download it elsewhere and put"
+    " cars_annos.mat and car_ims/, or a tree of class folders, into {target}",
 }
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+# Called with the number of bytes so far, and of all bytes (0 if unknown).
+Progress = Callable[[int, int], None]
 
 
 def get(name: str, target: Path, progress: Progress) -> None:
@@ -54,8 +55,8 @@ def get(name: str, target: Path, progress: Progress) -> None:
             _fetch(archive.address, part, progress)
         except (URLError, OSError) as error:
             raise CouceError(
-                f"could not download {archive.address} ({error}); run this again to go on, or put"
-                f" the file at {path}"
+                f"could not download {archive.address} ({error}); run the command again to"
+                f" continue, or put the file at {path}"
             ) from error
         _check(part, archive.md5)
         part.rename(path)
@@ -63,13 +64,13 @@ def get(name: str, target: Path, progress: Progress) -> None:
 
 
 def _fetch(address: str, part: Path, progress: Progress) -> None:
-    """Appends to what is there already, if the server can start in the middle."""
+    """Downloads a file. Continues a partial download if the server supports it."""
     have = part.stat().st_size if part.exists() else 0
     request = Request(address, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
     try:
-        response = urlopen(request, timeout=60)  # noqa: S310 (addresses are those of the table above)
+        response = urlopen(request, timeout=60)  # noqa: S310 (only the addresses in ARCHIVES)
     except HTTPError as error:
-        if error.code == 416 and have:  # nothing is left to send
+        if error.code == 416 and have:  # the file is already complete
             return
         raise
     with response, part.open("ab" if getattr(response, "status", 200) == 206 else "wb") as file:
@@ -85,11 +86,16 @@ def _check(path: Path, md5: str) -> None:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if digest != md5:
         path.unlink()
-        raise CouceError(f"{path.name} arrived damaged (md5 {digest}, not {md5}); run this again")
+        raise CouceError(
+            f"{path.name} arrived damaged (its md5 is {digest}, not {md5}); run the command again"
+        )
 
 
 def unpack(path: Path, target: Path) -> None:
-    """Unpacks a .zip or .tgz; a member that would leave ``target`` is an error before any is written."""
+    """Unpacks a .zip or .tgz file. A member outside of ``target`` is an error.
+
+    A .zip file with such a member is refused before anything is written.
+    """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -107,4 +113,6 @@ def _within(target: Path, names: Iterable[str], path: Path) -> None:
     root = target.resolve()
     for name in names:
         if not (root / name).resolve().is_relative_to(root):
-            raise CouceError(f"{path} holds {name!r}, which would be written outside of {target}")
+            raise CouceError(
+                f"{path} contains {name!r}, which would be written outside of {target}"
+            )

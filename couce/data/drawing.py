@@ -1,4 +1,4 @@
-"""What the demo set is drawn of: things, backgrounds and light."""
+"""Draws the objects, backgrounds and light of the demo set."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Colour = tuple[int, int, int]
 Rng = np.random.Generator
 
 
-# Things: each is drawn in unit coordinates as a body, which takes the markings, and details.
+# Objects. Each is drawn in coordinates from 0 to 1, as a body with markings and as details.
 
 
 class Pen:
@@ -103,7 +103,7 @@ THINGS: dict[str, Callable[[Pen, Colour | int, Colour | int], None]] = {
 
 
 def _details(thing: str, pen: Pen) -> None:
-    """What makes it recognisable and is the same in all variants."""
+    """Draws the details that are the same in all variants of an object."""
     if thing == "bird":
         pen.ellipse(0.72, 0.29, 0.77, 0.34, DARK)
     elif thing == "fish":
@@ -133,7 +133,7 @@ PALETTE: list[Colour] = [
 
 
 def _marking(kind: int, body: Colour, accent: Colour) -> Image.Image:
-    """How a body is painted: plain, stripes across, spots, stripes along."""
+    """The paint of a body: plain (0), vertical stripes (1), spots (2) or horizontal stripes (3)."""
     image = Image.new("RGB", (CANVAS, CANVAS), body)
     pen = Pen(image)
     if kind == 1:
@@ -150,7 +150,7 @@ def _marking(kind: int, body: Colour, accent: Colour) -> Image.Image:
 
 
 def draw_thing(thing: str, variant: int) -> Image.Image:
-    """The thing on a transparent canvas. Variants differ in body colour, accent and marking."""
+    """The object on a transparent canvas. Variants differ in body colour, accent and marking."""
     number = list(THINGS).index(thing)
     body = PALETTE[(variant + number) % len(PALETTE)]
     accent = PALETTE[(3 * variant + number + 2) % len(PALETTE)]
@@ -160,7 +160,7 @@ def draw_thing(thing: str, variant: int) -> Image.Image:
     shape, painted = Image.new("L", image.size), Image.new("L", image.size)
     THINGS[thing](Pen(image), body, accent)
     THINGS[thing](Pen(shape), 255, 255)
-    THINGS[thing](Pen(painted), 255, 0)  # the body without what covers it
+    THINGS[thing](Pen(painted), 255, 0)  # the visible part of the body
     image.paste(_marking((variant + number // 2) % 4, body, accent), mask=painted)
     details = Image.new("RGB", image.size)
     _details(thing, Pen(details))
@@ -170,11 +170,11 @@ def draw_thing(thing: str, variant: int) -> Image.Image:
     return image
 
 
-# Backgrounds: each takes a random generator and fills a canvas.
+# Backgrounds. Each function takes a random generator and fills a canvas.
 
 
 def _shades(rng: Rng, base: Colour, spread: float = 12.0, grain: int = 8) -> Image.Image:
-    """A colour with soft irregularities."""
+    """A canvas of one colour with soft random variations."""
     coarse = rng.normal(0, spread, (grain, grain, 1)) + rng.normal(0, 6, (1, 1, 3))
     pixels = np.clip(np.asarray(base) + coarse, 0, 255).astype(np.uint8)
     return Image.fromarray(pixels).resize((CANVAS, CANVAS), Image.Resampling.BICUBIC)
@@ -272,7 +272,7 @@ BACKGROUNDS: dict[str, Callable[[Rng], Image.Image]] = {
     "tiles": _tiles,
 }
 
-# What the light does to red, green and blue.
+# The factors by which each light multiplies red, green and blue.
 LIGHTS: dict[str, tuple[float, float, float]] = {
     "noon": (1.0, 1.0, 1.0),
     "sunset": (1.2, 0.8, 0.55),
@@ -286,7 +286,7 @@ LIGHTS: dict[str, tuple[float, float, float]] = {
 
 
 def light_up(pixels: NDArray[np.uint8], light: str, rng: Rng) -> NDArray[np.uint8]:
-    """Tints, and lets the light fall from somewhere."""
+    """Applies the colour of the light, and makes the image brighter on a random side."""
     tint = np.asarray(LIGHTS[light]) * rng.uniform(0.92, 1.08)
     angle, ramp = rng.uniform(0, 2 * np.pi), np.linspace(-0.15, 0.15, PIXELS)
     fall = 1 + np.cos(angle) * ramp[:, None] + np.sin(angle) * ramp[None, :]

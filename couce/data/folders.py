@@ -1,8 +1,8 @@
-"""Folders of images, and the one rule by which folders become classes and halves.
+"""Finds images in folders, and defines how folders become classes and halves.
 
-The first folder below the root is the class of all images in it, at any depth. A root that holds
-both ``train/`` and ``test/`` is split into these halves, and the classes stand one level deeper. A
-folder is no half if images lie directly in it: then it is a class that happens to be called so.
+The first folder below the root is the class of all images in it, at any depth. A root with both
+``train/`` and ``test/`` is split into these halves, and the classes are one level deeper. If images
+are directly in a folder of such a name, it is not a half but a class with that name.
 """
 
 import os
@@ -19,14 +19,14 @@ HALVES: tuple[Half, Half] = ("train", "test")
 
 
 class Place(NamedTuple):
-    """Where an image stands in a tree of class folders."""
+    """The class and the half of an image in a tree of class folders."""
 
-    label: str | None  # None: it stands in no class folder
+    label: str | None  # None: the image is in no class folder
     half: Half | None  # None: the tree has no halves, or the image is outside of them
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All image files below ``folder``, at any depth, through links too, without hidden ones."""
+    """All image files below ``folder``, at any depth. Follows links and skips hidden files."""
     found: list[Path] = []
     for top, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if _to_enter(top, name)]
@@ -36,7 +36,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _to_enter(top: str, name: str) -> bool:
-    """Not hidden, and no link that leads back to a folder above it."""
+    """Whether a folder is searched: it is not hidden and does not link to a folder above it."""
     if name.startswith("."):
         return False
     path = os.path.join(top, name)  # noqa: PTH118 (a Path for each folder would be slow)
@@ -54,7 +54,7 @@ def has_halves(root: Path) -> bool:
 def place_of(path: Path, root: Path, halves: bool) -> Place:
     """The class and the half of ``path`` below ``root``.
 
-    ``halves`` is what :func:`has_halves` said of ``root``: it is asked once for a whole tree.
+    ``halves`` is the result of :func:`has_halves` for ``root``, which is computed once for a tree.
 
     >>> place_of(Path("photos/train/bus/1.jpg"), Path("photos"), halves=True)
     Place(label='bus', half='train')
@@ -76,7 +76,7 @@ def labelled_images(root: Path) -> Iterator[tuple[Path, Place]]:
 
 
 def class_folders(root: Path) -> dict[str, list[Path]]:
-    """The image files of each class below ``root``; both halves of a class are joined."""
+    """The image files of each class below ``root``. Both halves of a class are joined."""
     classes: dict[str, list[Path]] = {}
     for path, place in labelled_images(root):
         if place.label is not None:
@@ -85,11 +85,11 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 
 
 def labelled_files(sources: Sequence[Path]) -> list[tuple[Path, str | None]]:
-    """Image files, and those below folders, each with the class it stands in, if any."""
+    """The given image files and those below the given folders, each with its class, if any."""
     found: list[tuple[Path, str | None]] = []
     for source in sources:
         if not source.exists():
-            raise CouceError(f"there is no file or folder {source}")
+            raise CouceError(f"there is no file or folder {source}; check the path")
         if source.is_dir():
             found += [(path, place.label) for path, place in labelled_images(source)]
         else:

@@ -1,4 +1,4 @@
-"""Decoded, resized images of a split, kept in memory or on disk if wished."""
+"""Decoded and resized images of a split, with an optional cache in memory or on disk."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ Cache = Literal["none", "ram", "disk"]
 
 
 class ImageStore:
-    """Images as training and evaluation crop them: uint8 (resize, resize, 3), RGB.
+    """The images of a split before cropping: uint8 (resize, resize, 3), RGB.
 
-    An image that cannot be decoded is warned of once and never stops a run: training takes the next of
-    its class, evaluation leaves it out.
+    An image that cannot be decoded gives one warning and does not stop a run. Training takes the
+    next image of its class instead, and evaluation leaves it out.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class ImageStore:
         pixels = np.asarray(self.preprocess.resized(image))
         if self._kept is not None and self._have is not None:
             self._kept[index] = pixels
-            self._have[index] = 1  # after the pixels: another thread may look
+            # Set after the pixels are complete, because other threads read it at any time.
+            self._have[index] = 1
         return pixels
 
     def load_or_none(self, index: int) -> NDArray[np.uint8] | None:
@@ -64,7 +65,7 @@ class ImageStore:
             return None
 
     def load_or_substitute(self, index: int) -> NDArray[np.uint8]:
-        """The image, or if it is dead the next of its class that is not."""
+        """The image. If it cannot be decoded, the next image of its class that can."""
         pixels = self.load_or_none(index)
         if pixels is not None:
             return pixels
@@ -80,9 +81,13 @@ class ImageStore:
 def _on_disk(
     shape: tuple[int, ...], split: Split, preprocess: Preprocess, folder: Path | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Two files named by what they hold: other paths or another size are other files."""
-    what = json.dumps([[str(path) for path in split.paths], preprocess.to_dict()])
-    name = hashlib.sha256(what.encode()).hexdigest()[:16]
+    """Opens the pixels and the marks of the cached images, as files that are mapped into memory.
+
+    The names of the files are a hash of the paths of the images and of the preprocessing, so that
+    different images never share a cache.
+    """
+    content = json.dumps([[str(path) for path in split.paths], preprocess.to_dict()])
+    name = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = folder or Path(tempfile.gettempdir()) / "couce-cache"
     folder.mkdir(parents=True, exist_ok=True)
     arrays = []
@@ -90,6 +95,6 @@ def _on_disk(
         path = folder / f"{name}.{kind}"
         if not path.exists() or path.stat().st_size != np.prod(dims):
             with path.open("wb") as file:
-                file.truncate(int(np.prod(dims)))  # a sparse file: nothing is written yet
+                file.truncate(int(np.prod(dims)))  # a sparse file, which takes no space yet
         arrays.append(np.memmap(path, np.uint8, "r+", shape=dims))
     return arrays[0], arrays[1]

@@ -1,4 +1,4 @@
-"""Any tree of class folders, or a CSV list of paths and labels."""
+"""The user's own data sets: trees of class folders, and CSV lists of paths and labels."""
 
 import csv
 from pathlib import Path
@@ -9,16 +9,17 @@ from couce.errors import CouceError
 
 
 def read(root: Path, train_classes: int | None = None) -> list[Item]:
-    """Class folders with images at any depth, below ``train/`` and ``test/`` if these exist; or a
-    CSV file with the columns path (relative to the file) and label, and perhaps half.
+    """Reads class folders or a CSV file.
 
-    Without halves of its own, the first ``train_classes`` classes by name (half of them unless said)
-    train and the others test.
+    Class folders have images at any depth. They may be below ``train/`` and ``test/``. A CSV file
+    has the columns path (relative to the file) and label, and optionally half. If the data set has
+    no halves, the first ``train_classes`` classes by name are the training half. The default is
+    half of the classes.
     """
     if root.is_file():
         return _listed(root, train_classes)
     if not root.is_dir():
-        raise CouceError(f"there is no data set at {root}")
+        raise CouceError(f"there is no data set at {root}; check the path")
     if has_halves(root):
         return [
             Item(path, place.label, place.half)
@@ -43,7 +44,9 @@ def _listed(path: Path, train_classes: int | None) -> list[Item]:
     halves: dict[str, Half] = {"train": "train", "test": "test"}
     for number, row in enumerate(rows, 2):
         if row["half"] not in halves:
-            raise CouceError(f"{path}, line {number}: half is {row['half']!r}, not train or test")
+            raise CouceError(
+                f"{path}, line {number}: half must be train or test, not {row['half']!r}"
+            )
     return [Item(path.parent / row["path"], row["label"], halves[row["half"]]) for row in rows]
 
 
@@ -52,8 +55,8 @@ def _split(pairs: list[tuple[Path, str]], train_classes: int | None, root: Path)
     count = len(names) // 2 if train_classes is None else train_classes
     if not 0 < count < len(names):
         raise CouceError(
-            f"{root} has {len(names)} classes, of which {count} cannot train and the rest test;"
-            " give each class a folder of its own, and --train-classes within their number"
+            f"{root} has {len(names)} classes, so {count} of them cannot be the training half with"
+            " the others as the test half; give each class a folder, or change --train-classes"
         )
     training = set(names[:count])
     return [Item(path, label, "train" if label in training else "test") for path, label in pairs]

@@ -1,4 +1,4 @@
-"""Proxy losses by name. Another one is a :class:`ProxyLoss` of its own and a line in this table."""
+"""Proxy losses by name. To add one, write a :class:`ProxyLoss` and add a line to this table."""
 
 from inspect import signature
 
@@ -21,7 +21,7 @@ __all__ = ["LOSSES", "ProxyAN", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "SoftTri
 
 
 def build_loss(name: str, num_classes: int, dim: int, **options: float) -> ProxyLoss:
-    """The loss of that name; ``options`` are its own constants (``alpha=32``).
+    """The loss with this name. ``options`` are its constants, such as ``alpha=32``.
 
     An unknown name or option is an error that lists the known ones.
     """

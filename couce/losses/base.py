@@ -1,4 +1,4 @@
-"""What a proxy loss is: a scalar, and the cosine of every embedding to every class."""
+"""The interface of proxy losses: a scalar loss, and the cosine of every embedding to each class."""
 
 from abc import ABC, abstractmethod
 
@@ -10,8 +10,8 @@ from couce.losses.precision import full_precision
 class ProxyLoss(nn.Module, ABC):
     """A metric-learning loss with learnable class proxies.
 
-    A subclass gives :meth:`compute_loss` and :meth:`compute_similarities`; both get raw embeddings
-    of at least float32 with autocast off.
+    A subclass defines :meth:`compute_loss` and :meth:`compute_similarities`. Both get raw
+    embeddings in float32 or float64, with autocast off.
     """
 
     def __init__(self, num_classes: int, dim: int) -> None:
@@ -21,7 +21,7 @@ class ProxyLoss(nn.Module, ABC):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss () of raw embeddings (N, d) with labels (N,) from 0 to C − 1."""
+        """The scalar loss of raw embeddings (N, d) with labels (N,) from 0 to C − 1."""
         return self.compute_loss(embeddings, labels)
 
     @full_precision
@@ -37,5 +37,5 @@ class ProxyLoss(nn.Module, ABC):
 
 
 def initialise_proxies(proxies: Tensor) -> None:
-    """Kaiming normal, fan-out, on proxies (rows, d): the start all of these losses share."""
+    """Fills proxies (rows, d) with Kaiming-normal values, fan-out. All losses here start so."""
     nn.init.kaiming_normal_(proxies, mode="fan_out")

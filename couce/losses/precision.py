@@ -1,4 +1,4 @@
-"""Losses in full precision: under autocast their exponentials and variances would not survive."""
+"""Full precision for losses, whose exponentials and variances autocast would make inexact."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,7 +11,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def full_precision(function: _F) -> _F:
-    """Computes ``function`` with autocast off and its tensors widened to float32 (float64 stays)."""
+    """Makes ``function`` run with autocast off and its half-precision tensors in float32."""
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -25,6 +25,6 @@ def full_precision(function: _F) -> _F:
 
 
 def at_least_float32(x: Any) -> Any:
-    """A tensor of half precision as float32; anything else as it is."""
+    """``x`` as float32 if it is a tensor of half precision, otherwise unchanged."""
     narrow = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.float() if narrow else x

@@ -8,14 +8,14 @@ from couce.losses.base import ProxyLoss, initialise_proxies
 
 
 class ProxyAN(ProxyLoss):
-    """Proxies pull the images of their class, images push the proxies of the others.
+    """Proxies pull the images of their class, and images push the proxies of other classes away.
 
     With s the cosine and P⁺ the classes present in the batch::
 
         1/|P⁺| · Σ_{p∈P⁺} log(1 + Σ_{x of class p}   exp(−α·(s(x, p) − δ)))
         + 1/N  · Σ_x      log(1 + Σ_{p ≠ class of x} exp( α·(s(x, p) + δ)))
 
-    The second term is where it leaves Proxy-Anchor, which sums over proxies there too.
+    Only the second term differs from Proxy-Anchor, which takes its mean over the proxies.
     """
 
     def __init__(self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
@@ -39,6 +39,6 @@ class ProxyAN(ProxyLoss):
 
 
 def _log1p_sum_exp(x: Tensor, dim: int) -> Tensor:
-    """log(1 + Σ exp(x)) along ``dim``, with no overflow: the 1 is one more exponent of zero."""
+    """log(1 + Σ exp(x)) along ``dim``, without overflow: the 1 is the exponential of a zero."""
     zero = torch.zeros_like(x.narrow(dim, 0, 1))
     return torch.logsumexp(torch.cat([x, zero], dim=dim), dim=dim)

@@ -7,7 +7,7 @@ from couce.losses.wrapped import WrappedLoss
 
 
 class ProxyAnchor(WrappedLoss):
-    """As Proxy-AN, but the second term too is summed by proxy: ``1/C · Σ_p log(1 + Σ_x ...)``."""
+    """Like Proxy-AN, but with ``1/C · Σ_p log(1 + Σ_{x not of p} exp(α·(s(x, p) + δ)))`` second."""
 
     def __init__(self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
         wrapped = ProxyAnchorLoss(num_classes, dim, margin=delta, alpha=alpha)

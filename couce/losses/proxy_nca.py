@@ -1,4 +1,4 @@
-"""Proxy-NCA (Movshovitz-Attias et al., ICCV 2017), in the form that is a softmax over all proxies."""
+"""Proxy-NCA (Movshovitz-Attias et al., ICCV 2017), as a softmax over all proxies."""
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +8,11 @@ from couce.losses.base import ProxyLoss, initialise_proxies
 
 
 class ProxyNCA(ProxyLoss):
-    """``−log softmax_p(−scale · ‖u − p̂‖²)`` at the own class.
+    """``−log softmax_p(−scale · ‖u − p̂‖²)`` at the proxy of the image's class.
 
-    The same as pytorch-metric-learning's ProxyNCALoss, which takes the logarithm of a softmax: there
-    a scale above 20 underflows and its gradient is NaN. As a cross-entropy it never does.
+    This is the ProxyNCALoss of pytorch-metric-learning. That one takes the logarithm of a softmax,
+    which underflows for a scale above 20, and its gradient is then NaN. The cross-entropy used here
+    does not underflow.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:

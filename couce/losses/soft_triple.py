@@ -7,9 +7,9 @@ from couce.losses.wrapped import WrappedLoss
 
 
 class SoftTriple(WrappedLoss):
-    """Several centres a class; a class's similarity is the softmax-weighted one to its centres.
+    """Each class has several centres. Its similarity is the softmax-weighted one to these centres.
 
-    ``scale`` is the paper's λ, ``temperature`` its γ, ``margin`` its δ.
+    In the paper, ``scale`` is λ, ``temperature`` is γ and ``margin`` is δ.
     """
 
     def __init__(
@@ -23,4 +23,4 @@ class SoftTriple(WrappedLoss):
     ) -> None:
         wrapped = SoftTripleLoss(num_classes, dim, centres, scale, temperature, margin)
         super().__init__(num_classes, dim, wrapped)
-        initialise_proxies(wrapped.fc.t())  # it keeps the centres as columns
+        initialise_proxies(wrapped.fc.t())  # the wrapped loss stores the centres as columns

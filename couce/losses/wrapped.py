@@ -8,7 +8,7 @@ from couce.losses.base import ProxyLoss
 
 
 class WrappedLoss(ProxyLoss):
-    """Delegates to a loss module whose ``get_logits`` are the cosines to the classes."""
+    """Delegates to a loss module whose ``get_logits`` returns the cosines to the classes."""
 
     def __init__(self, num_classes: int, dim: int, wrapped: Any) -> None:
         super().__init__(num_classes, dim)

@@ -1,9 +1,9 @@
 """Makes the allocator of the C library keep freed memory for the next allocation.
 
-By default glibc returns large blocks to the system when they are freed. The next block of that size
-comes from the system again, page by page, and the kernel clears each page. Where large blocks of the
-same size come and go, as in training on a CPU or in decoding images, this takes up to half of the
-time.
+By default glibc returns large blocks to the system when they are freed. The next block of that
+size comes from the system again, page by page, and the kernel clears each page. Where large blocks
+of the same size come and go, as in training on a CPU or in decoding images, this takes up to half
+of the time.
 """
 
 import ctypes

@@ -7,9 +7,10 @@ from couce.machine.allocator import keep_freed_memory
 
 
 def choose_device(wanted: str = "auto", number: int = 0) -> torch.device:
-    """The device for ``auto`` (CUDA if there is a GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``.
+    """The device for ``auto``, ``cpu``, ``cuda`` or, with a number, ``cuda:1``.
 
-    ``number`` is the GPU that ``auto`` and ``cuda`` stand for.
+    ``auto`` is CUDA where it works, otherwise the CPU. ``number`` is the GPU for ``auto`` and
+    ``cuda``.
     """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,6 +24,7 @@ def choose_device(wanted: str = "auto", number: int = 0) -> torch.device:
         device = torch.device("cuda", number if device.index is None else device.index)
         torch.cuda.set_device(device)
     else:
-        # Training on a CPU is 1.4 to 1.9 times as fast with it. On CUDA, torch has its own allocator.
+        # This makes training on a CPU 1.4 to 1.9 times as fast. On CUDA, torch has its own
+        # allocator.
         keep_freed_memory()
     return device

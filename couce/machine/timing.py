@@ -21,8 +21,9 @@ def time_in_turn(
 ) -> list[Times]:
     """Times each of ``calls`` once per turn. The first ``warm_up`` turns do not count.
 
-    The order is shuffled in each turn, because a call is affected by the caches and the freed memory
-    that the call before it leaves. With a rotated order it would be the same call almost each time.
+    The order is shuffled in each turn, because a call is affected by the caches and the freed
+    memory that the call before it leaves. If the order were only rotated, almost every turn would
+    have the same call before it.
     """
     times = [Times([], []) for _ in calls]
     order = random.Random(0)  # noqa: S311

@@ -1,10 +1,10 @@
-"""The rows of the paper's ablation tables: what each leaves out of the whole method."""
+"""The rows of the paper's ablation tables: which parts of the method each of them leaves out."""
 
 from typing import Any
 
 _OFF = {"weight": 0.0}
 
-# Settings that differ from those of the whole method, by the name of the row.
+# For each row, the settings that differ from those of the whole method.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "base": {"odba": _OFF, "msrci": _OFF, "covariance": _OFF},
     "odba": {"msrci": _OFF, "covariance": _OFF},
@@ -15,7 +15,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 
 def overhead_rows(capacities: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """The rows of the paper's tables of overhead: the parts alone, then dictionaries of K rows.
+    """The rows of the paper's tables of overhead: single parts, then the whole method for each K.
 
     >>> list(overhead_rows((512, 2048)))
     ['base', '+ ODBA', '+ MSRCI', 'CouCE, K = 512', 'CouCE, K = 2048']

@@ -13,10 +13,11 @@ def invariance_loss(
     temperature: float = 0.1,
     stop_gradient: bool = True,
 ) -> Tensor:
-    """``½ · mean[KL(p ‖ sg(p̃)) + KL(p̃ ‖ sg(p))]`` of two (N, C) tables of cosines.
+    """``½ · mean[KL(p ‖ sg(p̃)) + KL(p̃ ‖ sg(p))]`` for two (N, C) arrays of cosines.
 
-    ``p`` is the softmax over classes of ``similarities / temperature``. It is computed from
-    log-probabilities throughout, so that a vanishing probability gives a finite number.
+    ``p`` is the softmax of ``similarities / temperature`` over the classes, and ``p̃`` that of the
+    intervened similarities. Everything is computed from log-probabilities, so the loss stays
+    finite when a probability underflows to zero.
     """
     log_p = F.log_softmax(similarities / temperature, dim=1)  # (N, C)
     log_q = F.log_softmax(intervened_similarities / temperature, dim=1)  # (N, C)
@@ -25,5 +26,5 @@ def invariance_loss(
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Mean over the rows of KL(p ‖ q)."""
+    """The mean of KL(p ‖ q) over the rows."""
     return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()

@@ -11,7 +11,7 @@ from couce.losses.precision import at_least_float32
 
 Scope = Literal["sample", "channel", "batch"]
 
-# Strength of band s = 1..S relative to the outermost one.
+# The strength of band s = 1..S relative to that of the outermost band.
 _SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "custom": lambda s, count: 2.0 ** (s - count),
     "uniform": lambda _s, _count: 1.0,
@@ -23,7 +23,7 @@ _SCHEDULES: dict[str, Callable[[int, int], float]] = {
 def band_strengths(
     schedule: str = "custom", bands: int = 3, strongest: float = 0.8
 ) -> tuple[float, ...]:
-    """The paper's schedules γ_1..γ_S for any number of bands S and any γ_max.
+    """The strengths γ_1..γ_S of one of the paper's schedules, for S bands and any γ_max.
 
     >>> band_strengths("custom")
     (0.2, 0.4, 0.8)
@@ -36,19 +36,22 @@ def band_strengths(
 
 
 class MSRCI(nn.Module):
-    """Randomises the amplitude of a feature map by frequency band and keeps its phase.
+    """Randomises the amplitude of a feature map in each frequency band and keeps its phase.
 
     The bins of the 2-D spectrum are divided into S = len(gammas) concentric rings of equal width
-    between 0 and the Nyquist frequency; the corners beyond it belong to the outermost ring. The
+    between 0 and the Nyquist frequency. The corners beyond it belong to the outermost ring. The
     bins of ring s are multiplied by ``1 + γ_s · Δ_s`` with ``Δ_s ~ U(−1, 1)``.
 
-    That factor is real, positive and the same for a bin and its conjugate, so multiplying the
-    spectrum by it scales the amplitude, keeps the phase exactly and gives a real map back:
-    neither ``angle()`` nor ``exp()`` is needed, and half a spectrum (``rfft2``) is enough.
+    This factor is real, positive and the same for a bin and its conjugate. So the multiplication
+    scales the amplitude, keeps the phase exactly, and the inverse transform is real. Neither
+    ``angle()`` nor ``exp()`` is needed, and half of the spectrum (``rfft2``) is enough.
 
-    ``scope`` says what shares a draw: the channels of a ``sample`` (default), nothing
-    (``channel``: one draw for each channel of each sample), or the whole ``batch``. ``share`` is
-    that of the samples which are intervened on, chosen at random; the others stay as they are.
+    Args:
+        gammas: the strengths γ_s of the rings, from the innermost to the outermost.
+        scope: which maps share a random draw: the channels of a ``sample`` (default), none
+            (``channel``: one draw for each channel of each sample), or the whole ``batch``.
+        share: the share of the samples that is intervened on. These samples are chosen at random,
+            and the others stay unchanged.
     """
 
     def __init__(
@@ -68,20 +71,21 @@ class MSRCI(nn.Module):
         self.gammas = tuple(gammas)
         if not 0 < share <= 1:
             raise CouceError(
-                f"the share that msrci intervenes on is above 0 and up to 1, not {share}"
+                f"the share that msrci intervenes on must be above 0 and at most 1, not {share}"
             )
         self.scope = scope
         self.share = share
-        # Ring of each bin, for each spatial size and device seen: derived, hence not a buffer.
+        # The ring of each bin, for each spatial size and device so far. It is no buffer, because
+        # it can be computed again.
         self._rings: dict[tuple[int, int, torch.device], Tensor] = {}
 
     def forward(self, feature_map: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The intervened copy of ``feature_map`` (N, C, H, W), in its own type and layout."""
+        """The intervened copy of ``feature_map`` (N, C, H, W), with the same type and layout."""
         samples, channels = feature_map.shape[:2]
         return self.apply_factors(feature_map, self.draw(samples, channels, generator))
 
     def draw(self, samples: int, channels: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random factors 1 + γ_s·Δ_s, one for each ring of what shares a draw: (N or 1, C or 1, S)."""
+        """Draws the factors 1 + γ_s·Δ_s: (N or 1, C or 1, S), with 1 where a draw is shared."""
         shape = (
             1 if self.scope == "batch" else samples,
             channels if self.scope == "channel" else 1,
@@ -96,13 +100,14 @@ class MSRCI(nn.Module):
         return torch.where(chosen.view(-1, 1, 1), factors, 1.0)
 
     def apply_factors(self, feature_map: Tensor, factors: Tensor) -> Tensor:
-        """The map with the rings of its spectrum multiplied by ``factors`` of :meth:`draw`."""
+        """The map with the rings of its spectrum multiplied by the ``factors`` of :meth:`draw`."""
         dtype = torch.float64 if feature_map.dtype == torch.float64 else torch.float32
         gains = factors.to(feature_map.device, dtype)[..., self._ring_of_bins(feature_map)]
         with torch.autocast(feature_map.device.type, enabled=False):
             spectrum = torch.fft.rfft2(at_least_float32(feature_map))  # (N, C, H, W//2 + 1)
             intervened = torch.fft.irfft2(spectrum * gains, s=feature_map.shape[-2:])
-        # FFTs come back in rows; the layers behind want the layout they were given (channels last).
+        # The inverse FFT returns a contiguous map. The next layers need the memory layout of the
+        # input, which may be channels last.
         return torch.empty_like(feature_map).copy_(intervened)
 
     def _ring_of_bins(self, x: Tensor) -> Tensor:
@@ -119,9 +124,9 @@ class MSRCI(nn.Module):
 def ring_of_bins(height: int, width: int, rings: int) -> Tensor:
     """The ring, 0 to ``rings`` − 1, of each bin of ``rfft2``'s half spectrum (H, W//2 + 1).
 
-    A bin (a, b) has the radial frequency r = √((a/H)² + (b/W)²), Nyquist being ½, and ring s
-    starts at r = s / (2·rings). Compared as integers, so that no rounding moves a bin that lies
-    exactly on a border.
+    A bin (a, b) has the radial frequency r = √((a/H)² + (b/W)²), and the Nyquist frequency is ½.
+    Ring s starts at r = s / (2·rings). The comparison uses integers, so rounding cannot move a bin
+    that lies exactly on a border.
 
     >>> ring_of_bins(4, 4, 2)
     tensor([[0, 1, 1],

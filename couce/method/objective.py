@@ -16,14 +16,14 @@ from couce.method.settings import MethodSettings
 
 
 class Objective(NamedTuple):
-    """The total to minimise, and its parts by name before weighting (``dml``, ``orth``, ...)."""
+    """The loss to minimise, and its unweighted parts by name (``dml``, ``orth``, ...)."""
 
     total: Tensor
     parts: dict[str, Tensor]
 
 
 class CouCE(nn.Module):
-    """``L_DML + λ1·L_orth + λ2·L_inv + λ3·L_cov`` on top of any proxy loss.
+    """``L_DML + λ1·L_orth + λ2·L_inv + λ3·L_cov`` with any proxy loss as ``L_DML``.
 
     One step of training::
 
@@ -31,11 +31,15 @@ class CouCE(nn.Module):
         embeddings, intervened = network.views(images, objective.intervention)
         objective(embeddings, labels, intervened).total.backward()
 
-    ``intervention`` is the MSRCI module, or None when its weight is zero: the second view is then
-    never computed. Likewise ``odba`` is None when its weight is zero. With ``supervise="mixed"``
-    (``mixed``) there is one view, the intervened: ``network.views(images, intervention, mixed=True)``.
-    In training mode each call updates the dictionary first, as in Algorithm 1; in evaluation mode
+    In training mode, each call first updates the dictionary, as in Algorithm 1. In evaluation mode,
     nothing changes.
+
+    Attributes:
+        odba: the ODBA module; None if its weight is zero.
+        intervention: the MSRCI module; None if its weight is zero. The second view is then never
+            computed.
+        mixed: whether the settings say ``supervise="mixed"``. There is then only the intervened
+            view: ``network.views(images, intervention, mixed=True)``.
     """
 
     def __init__(self, loss: ProxyLoss, settings: MethodSettings | None = None) -> None:
@@ -71,19 +75,26 @@ class CouCE(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, intervened: Tensor | None = None
     ) -> Objective:
-        """Raw embeddings m (N, d) of a batch, its labels (N,), and m̃ (N, d) of the second view."""
+        """The objective of one batch.
+
+        Args:
+            embeddings: the raw embeddings m (N, d) of the first view.
+            labels: the labels (N,).
+            intervened: the raw embeddings m̃ (N, d) of the second view, if there is one.
+        """
         if (intervened is None) != (self.intervention is None or self.mixed):
             raise ValueError(
-                "give intervened embeddings exactly when .intervention is not None and .mixed not set"
+                "give intervened embeddings if there is a second view (.intervention is not None"
+                " and .mixed is False), and otherwise None"
             )
         parts = self.parts(embeddings, labels, intervened)
         total = torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
         return Objective(total, {name: part.detach() for name, part in parts.items()})
 
     def parts(self, m: Tensor, labels: Tensor, m_tilde: Tensor | None) -> dict[str, Tensor]:
-        """The terms of the objective by name, before weighting, with their gradients."""
+        """The unweighted terms of the objective by name. Gradients flow through them."""
         settings = self.settings
-        views = (m, m_tilde)  # what is held invariant
+        views = (m, m_tilde)  # the two that the invariance loss compares
         orth: Tensor | None = None
         if self.odba is not None:
             if self.training:
@@ -95,7 +106,8 @@ class CouCE(nn.Module):
                     orth = orth + self.odba.loss(second)
             else:
                 m = self.odba.project(m)
-                if second is not None:  # like is compared with like: both projected, or neither
+                # The invariance loss compares two projected views, or two unprojected ones.
+                if second is not None:
                     views = (m, self.odba.project(second))
 
         base = self.loss(m, labels)

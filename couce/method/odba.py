@@ -1,4 +1,7 @@
-"""ODBA: orthogonal dictionary-based backdoor adjustment (paper, Sec. 3.2, Eq. var_gate to ortho_loss)."""
+"""ODBA: orthogonal dictionary-based backdoor adjustment.
+
+Paper, Sec. 3.2, Eq. var_gate to ortho_loss.
+"""
 
 from typing import Literal
 
@@ -15,39 +18,42 @@ _EPSILON = 1e-8
 
 
 class ODBA(nn.Module):
-    """A dictionary of background patterns, and how far embeddings lie along them.
+    """A dictionary of background patterns, and a loss that keeps embeddings orthogonal to them.
 
-    :meth:`update` measures, channel by channel, how much unit-length embeddings vary within
-    classes against between classes. A channel that varies within classes but not between them
-    carries background: its gate opens, ``w_c = sigmoid(ratio_c − threshold)``. The gated, unit
-    length embeddings go into a first-in-first-out dictionary. :meth:`attend` reads the dictionary
-    with scaled dot-product attention, and :meth:`loss` is the mean squared cosine between an
-    embedding and what it read.
+    :meth:`update` compares, for each channel of the unit-length embeddings, the variance within
+    classes with the variance between classes. A channel that varies within classes but not between
+    them carries background, so its gate opens: ``w_c = sigmoid(ratio_c − threshold)``. The gated
+    embeddings are scaled to unit length and go into a first-in-first-out dictionary.
+    :meth:`attend` reads the dictionary by scaled dot-product attention. :meth:`loss` is the mean
+    squared cosine between an embedding and the result of its attention.
 
-    Whatever persists is a buffer: saved, resumed and moved with the module. The dictionary never
-    carries a gradient. With several processes, give every one of them the batch that was gathered
-    from all: each then holds the dictionary and gate of one process with the whole batch.
+    The dictionary and all running values are buffers, so they are saved, resumed and moved with
+    the module. The dictionary never carries a gradient. With several processes, give each of them
+    the batch that was gathered from all. Then each has the same dictionary and gate as a single
+    process with the whole batch.
 
     Args:
-        dim: width d of the embeddings.
-        capacity: dictionary rows K.
-        momentum: μ of the running variances and their ratio; they start at the first batch's value.
+        dim: the dimension d of the embeddings.
+        capacity: K, the number of rows of the dictionary.
+        momentum: μ of the running variances and their ratio. They start with the values of the
+            first batch.
         threshold: τ_g, the variance ratio at which a gate is half open.
-        inert: δ; a channel whose two variances sum to no more than this stays shut.
+        inert: δ. The gate of a channel stays closed if the sum of its two variances is at most δ.
         gating: False opens every gate (ablation "without gating").
-        detach: False lets gradients run through the attention weights (ablation "without detach").
-        attention: what asks the dictionary, the ``raw`` embedding as in the paper's Eq. attn, or
-            its ``unit`` form. A unit vector's logits are at most 1/√d, so that the attention is all
-            but uniform and reads the mean of the dictionary.
+        detach: False lets gradients flow through the attention weights (ablation "without
+            detach").
+        attention: the query of the attention: the ``raw`` embedding as in the paper's Eq. attn, or
+            the ``unit`` one. The logits of a unit vector are at most 1/√d. The attention is then
+            almost uniform and returns the mean of the dictionary.
     """
 
-    dictionary: Tensor  # (K, d), rows of unit length, the first `filled` of them valid
-    pointer: Tensor  # (), the row written next
-    filled: Tensor  # (), how many rows are valid
+    dictionary: Tensor  # (K, d), rows of unit length; the first `filled` of them are valid
+    pointer: Tensor  # (), the row that is written next
+    filled: Tensor  # (), the number of valid rows
     ratio: Tensor  # (d,), running Var_intra / Var_inter
     intra: Tensor  # (d,), running Var_intra
     inter: Tensor  # (d,), running Var_inter
-    measured: Tensor  # (), whether the three have been set yet
+    measured: Tensor  # (), whether the three running values have been set
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class ODBA(nn.Module):
 
     @property
     def gate(self) -> Tensor:
-        """W (d,), from 0 (semantic or inert, kept out) to 1 (background, admitted)."""
+        """W (d,): the gate of each channel, from 0 (semantic or inert) to 1 (background)."""
         if not self.gating:
             return torch.ones_like(self.ratio)
         alive = self.intra + self.inter > self.inert
@@ -95,8 +101,8 @@ class ODBA(nn.Module):
     def update(self, embeddings: Tensor, labels: Tensor) -> None:
         """Measures the batch (N, d) with labels (N,), then enqueues its gated embeddings.
 
-        A row that is not finite (an overflow whose step the loop will skip) would stay in the running
-        values for good, so it is left out.
+        Embeddings that are not finite, such as those of an overflow in float16, are left out. They
+        would spoil the running values for good.
         """
         finite = embeddings.isfinite().all(dim=1)
         embeddings, labels = embeddings[finite], labels[finite]
@@ -117,7 +123,7 @@ class ODBA(nn.Module):
 
     def _enqueue(self, gated: Tensor) -> None:
         norms = gated.norm(dim=1, keepdim=True)
-        # An embedding without an open channel says nothing about backgrounds (and has no direction).
+        # An embedding without an open channel is zero: it has no direction and no background.
         rows = (gated / norms)[norms.squeeze(1) > 0][-self.capacity :]
         places = (self.pointer + torch.arange(len(rows), device=rows.device)) % self.capacity
         self.dictionary[places] = rows
@@ -126,26 +132,30 @@ class ODBA(nn.Module):
 
     @full_precision
     def attend(self, embeddings: Tensor) -> Tensor:
-        """z (N, d): what the dictionary knows of these embeddings' backgrounds; zeros while empty."""
+        """z (N, d): the background that the dictionary gives for each embedding.
+
+        While the dictionary is empty, z is zero.
+        """
         query = embeddings.detach() if self.detach else embeddings
         if self.attention == "unit":
             query = F.normalize(query, dim=1)
         atoms = self.dictionary[: int(self.filled)].to(query.dtype)  # (filled, d)
-        if query.requires_grad:  # the backward pass must find what this one saw
+        # The next update overwrites the dictionary, and the backward pass needs the present rows.
+        if query.requires_grad:
             atoms = atoms.clone()
         weights = torch.softmax(query @ atoms.T / atoms.shape[1] ** 0.5, dim=1)  # (N, filled)
         return weights @ atoms
 
     @full_precision
     def loss(self, embeddings: Tensor) -> Tensor:
-        """L_orth, the mean of cos²(m, z)."""
+        """L_orth, the mean of cos²(m, z) over the batch."""
         z = self.attend(embeddings)
         lengths = embeddings.norm(dim=1) * z.norm(dim=1)
         return ((embeddings * z).sum(dim=1) / (lengths + _EPSILON)).square().mean()
 
     @full_precision
     def project(self, embeddings: Tensor) -> Tensor:
-        """m − proj_z m, the hard form of the same constraint (ablation "hard projection")."""
+        """m − proj_z m, the hard form of the orthogonality (ablation "hard projection")."""
         z = self.attend(embeddings)
         along = (embeddings * z).sum(dim=1, keepdim=True)
         return embeddings - along / (z.square().sum(dim=1, keepdim=True) + _EPSILON) * z
@@ -162,10 +172,10 @@ class ODBA(nn.Module):
 def class_variances(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
     """(Var_intra, Var_inter), each (d,), of rows ``x`` (N, d) with ``labels`` (N,).
 
-    Var_intra is the mean squared distance to the own class mean, Var_inter the variance of the class
-    means around the batch mean, weighted by class size. A class with a single row shows nothing of
-    the variance within classes and is left out of both; with fewer than two classes left, nothing
-    is shown of the variance between them and there is no ratio: None.
+    Var_intra is the mean squared distance of a row to the mean of its class. Var_inter is the
+    variance of the class means around the batch mean, weighted by class size. A class with a
+    single row has no variance within the class, so it is left out of both. If fewer than two
+    classes are left, there is no variance between classes, and the result is None.
 
     >>> x = torch.tensor([[0.0], [2.0], [10.0], [12.0], [99.0]])
     >>> class_variances(x, torch.tensor([0, 0, 1, 1, 2]))

@@ -1,6 +1,6 @@
 """The settings of the method: the paper's defaults, and a switch for each of its ablations.
 
-A ``weight`` of zero takes a part out of the computation altogether.
+A part with a ``weight`` of zero is not computed at all.
 """
 
 from typing import Literal, Self
@@ -19,9 +19,9 @@ class ODBASettings(Settings):
     gating: bool = True
     detach: bool = True
     attention: Literal["raw", "unit"] = "raw"
-    # hard: the losses see m − proj_z m instead of an added L_orth (the weight is then only a switch).
+    # hard: the losses get m − proj_z m, and L_orth is not added. The weight is then only a switch.
     mode: Literal["soft", "hard"] = "soft"
-    # both: the intervened embedding is held orthogonal too, and the two terms add up.
+    # both: L_orth is the sum of the terms of the clean and of the intervened embeddings.
     branches: Literal["clean", "both"] = "clean"
 
 
@@ -32,18 +32,20 @@ class MSRCISettings(Settings):
     strongest: float = Field(0.8, ge=0, lt=1)  # γ_max
     scope: Literal["sample", "channel", "batch"] = "sample"
     temperature: float = Field(0.1, gt=0)  # τ
-    # kl: on proxy similarities. l2: mean squared error between the embeddings.
+    # kl: KL divergence of the proxy similarities. l2: mean squared error between the embeddings.
     invariance: Literal["kl", "l2"] = "kl"
     stop_gradient: bool = True
-    # What the base loss sees. both: its mean over the clean and the intervened embeddings. mixed: one view,
-    # in which a share of the images is intervened on; there is no second one, nothing to hold invariant.
+    # The embeddings that the base loss gets. both: the mean of the losses of the clean and of the
+    # intervened embeddings. mixed: one view only, in which a share of the images is intervened on;
+    # without a second view there is no invariance loss.
     supervise: Literal["clean", "both", "mixed"] = "clean"
-    share: float = Field(1.0, gt=0, le=1)  # of a batch's images that are intervened on
+    share: float = Field(1.0, gt=0, le=1)  # the share of a batch that is intervened on
 
 
 class CovarianceSettings(Settings):
     weight: float = Field(0.04, ge=0)  # λ3
-    # raw: m. unit: u = m/‖m‖. scaled: √d·u, whose channels vary by about 1, as VICReg's do.
+    # raw: m. unit: u = m/‖m‖. scaled: √d·u, whose channels have a variance of about 1, as in
+    # VICReg.
     space: Literal["scaled", "unit", "raw"] = "scaled"
 
 
@@ -57,7 +59,7 @@ class MethodSettings(Settings):
         alone = self.msrci.weight == 0 or self.msrci.supervise == "mixed"
         if self.odba.branches == "both" and alone:
             raise ValueError(
-                "odba.branches = 'both' needs the second view, which there is none of if msrci.weight is 0"
-                " or msrci.supervise 'mixed'"
+                "odba.branches = 'both' needs a second view, and there is none: set msrci.weight"
+                " above 0 and msrci.supervise to 'clean' or 'both'"
             )
         return self

@@ -55,6 +55,7 @@ class ModelInfo(Settings):
         found = values.get("format") if isinstance(values, dict) else None
         if found != FORMAT:
             raise CouceError(
-                f"its description has the format {found!r}, but this version of CouCE reads {FORMAT}"
+                f"its description has the format {found!r}, but this version of CouCE reads the"
+                f" format {FORMAT}"
             )
         return cls.parse(values)

@@ -1,7 +1,7 @@
 """Finds out whether an ONNX file refers to other files, before onnxruntime opens it.
 
 A tensor may name a file that has its data. Engines have followed such names out of the folder of
-the model (onnxruntime did until 1.27), so that a hostile model could read any file into its weights.
+the model (onnxruntime did until 1.27), so that a hostile model could read any file as its weights.
 The models of CouCE are single files, so any such name is refused. The ``onnx`` package could show
 these names, but it is not installed where models are served. So this module reads the protobuf
 itself, only the fields that lead to tensors.

@@ -1,1 +1,1 @@
-"""What an analysis leaves behind: tables, pictures and a self-contained page."""
+"""The results of an analysis: tables, images and a self-contained HTML page."""

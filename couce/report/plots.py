@@ -1,4 +1,4 @@
-"""Figures in one plain style, drawn without any state shared between them."""
+"""Draws charts and sheets of images in one plain style, without global state."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-# Okabe and Ito: told apart by colour-blind eyes too.
+# The palette of Okabe and Ito, which colour-blind people can distinguish as well.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 _STYLE: Any = {
     "axes.grid": True,
@@ -26,7 +26,7 @@ _STYLE: Any = {
     "font.size": 9,
     "grid.alpha": 0.3,
     "legend.frameon": False,
-    "text.parse_math": False,  # a class may be called $5
+    "text.parse_math": False,  # the name of a class may contain a $
 }
 
 
@@ -37,10 +37,11 @@ def draw(
     width: float = 4.2,
     height: float = 3.0,
 ) -> Image.Image:
-    """What ``paint`` makes of the panels, given row by row, of ``width`` x ``height`` inches each.
+    """An image of a figure. ``paint`` draws the panels and gets them row by row.
 
-    All within the style: some of it counts only when the figure is turned into pixels.
+    Each panel has ``width`` x ``height`` inches.
     """
+    # The figure is also saved within the style, because some settings only take effect then.
     with rc_context(_STYLE):
         figure = Figure((columns * width, rows * height), layout="constrained")
         paint(list(np.atleast_1d(figure.subplots(rows, columns)).ravel()))
@@ -56,10 +57,11 @@ def grouped(
     spreads: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     lines: bool = False,
 ) -> None:
-    """Values with their spread (lower, upper) at each of ``names``, a colour for each series.
+    """Draws the values of several series at ``names``, with their spreads (lower, upper).
 
-    Points, not bars: bars must start at 0, and what differs by little would look alike. ``lines``
-    joins them, where the names are steps of one quantity.
+    The values are drawn as points. Bars would have to start at 0, so that small differences would
+    be invisible. ``lines`` joins the points of a series. It is for names that are steps of one
+    quantity.
     """
     places = np.arange(len(names))
     for number, (label, values) in enumerate(series.items()):
@@ -88,7 +90,7 @@ def grouped(
 
 
 def logarithmic(axis: Axis) -> None:
-    """Powers of ten, written out (matplotlib would write them as formulas, which are off)."""
+    """Labels powers of ten as plain numbers. matplotlib would use formulas, which are off here."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -98,7 +100,7 @@ GREEN, RED = (30, 160, 70), (215, 45, 45)
 
 
 class Cell:
-    """A picture of a sheet, with a line of text below and perhaps a frame around."""
+    """An image of a sheet, with a line of text below it and an optional frame around it."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Cell:
 
 
 def sheet(rows: Sequence[Sequence[Cell]], heads: Sequence[str] = (), side: int = 96) -> Image.Image:
-    """Pictures in rows and columns, ``side`` pixels each, with ``heads`` above the columns."""
+    """One image of many in rows and columns, ``side`` pixels each, with ``heads`` above them."""
     columns = max(map(len, rows))
     top = _TEXT + _GAP if any(heads) else _GAP
     step = (side + 2 * _GAP, side + _TEXT + 2 * _GAP)
@@ -133,7 +135,7 @@ def sheet(rows: Sequence[Sequence[Cell]], heads: Sequence[str] = (), side: int =
 
 
 def fitted(pen: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """The text, shortened to ``width`` pixels; what the built-in font has no letter for is a ?."""
+    """The text, shortened to ``width`` pixels. Characters that the font does not have become ?."""
     text = text.encode("latin-1", "replace").decode("latin-1")
     if pen.textlength(text) <= width:
         return text

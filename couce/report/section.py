@@ -1,4 +1,4 @@
-"""What an analysis leaves behind: pictures, a JSON file, and its part of a self-contained page."""
+"""The result of an analysis: images, a JSON file, and a section of a self-contained HTML page."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ FORMAT = "couce section 1"
 
 
 class Table(Settings):
-    """Texts in rows; the first column names them, the others are figures."""
+    """A table of texts. The first column has the names of the rows, the others have numbers."""
 
     title: str = ""
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class Picture(Settings):
 
 
 class _Stored(Settings):
-    """A section as its JSON file holds it."""
+    """The content of the JSON file of a section."""
 
     format: str
     title: str
@@ -55,17 +55,17 @@ class _Stored(Settings):
 
 @dataclass(frozen=True)
 class Section:
-    """One analysis. ``values`` are its figures in full, for other programs."""
+    """The result of one analysis. ``values`` has all numbers, for other programs."""
 
-    name: str  # what its files are called
+    name: str  # the start of its file names
     title: str
-    about: str  # how to read it
+    about: str  # an explanation for the reader
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[Image.Image, str]] = ()  # each with its caption
     values: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes ``NAME.json`` and its pictures, makes ``report.html`` anew, and returns all of them."""
+        """Writes ``NAME.json``, the images and a new ``report.html``. Returns the paths of all."""
         folder.mkdir(parents=True, exist_ok=True)
         written, listed = [], []
         for number, (picture, caption) in enumerate(self.pictures, 1):
@@ -88,7 +88,7 @@ class Section:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: numpy's numbers and arrays are Python's, and what is not finite is null."""
+    """The value in the types of JSON. Arrays become lists, and numbers that are not finite null."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if hasattr(value, "_asdict"):
@@ -103,19 +103,23 @@ def _plain(value: Any) -> Any:
 
 
 def write_report(folders: Iterable[Path], target: Path) -> Path:
-    """One page of all sections in ``folders``; nothing in it comes from elsewhere."""
+    """Writes one HTML page with all sections in ``folders``. The page refers to no other file."""
     parts: list[str] = []
     names: list[tuple[str, str]] = []
     for folder in folders:
         if not folder.is_dir():
-            raise CouceError(f"there is no folder {folder}; the analyses write to one each")
+            raise CouceError(
+                f"there is no folder {folder}; name folders with results of `couce analyze`"
+            )
         for path in sorted(folder.glob("*.json")):
             if (stored := _read(path)) is not None:
                 names.append((f"s{len(parts)}", stored.title))
                 parts.append(_render(stored, folder, names[-1][0]))
     if not parts:
         listed = ", ".join(map(str, folders))
-        raise CouceError(f"no analysis has written to {listed}; `couce analyze --help` lists them")
+        raise CouceError(
+            f"there are no results of analyses in {listed}; run one of `couce analyze --help` first"
+        )
     links = "".join(f'<li><a href="#{key}">{html.escape(title)}</a></li>' for key, title in names)
     before, between, after = re.split("LINKS|PARTS", _PAGE)
     page = "".join([before, links, between, *parts, after])
@@ -129,13 +133,15 @@ def _read(path: Path) -> _Stored | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        raise CouceError(f"{path} is not JSON; remove it, or make that analysis anew") from None
+        raise CouceError(f"{path} is not JSON; remove it, or run its analysis again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return None
     try:
         return _Stored.parse(content)
     except CouceError as error:
-        raise CouceError(f"{path} is a damaged section: {error}") from None
+        raise CouceError(
+            f"{path} is a damaged section ({error}); remove it, or run its analysis again"
+        ) from None
 
 
 def _render(stored: _Stored, folder: Path, key: str) -> str:
@@ -152,7 +158,9 @@ def _render(stored: _Stored, folder: Path, key: str) -> str:
     for picture in stored.pictures:
         path = folder / picture.file
         if Path(picture.file).name != picture.file or not path.is_file():
-            raise CouceError(f"the picture {picture.file!r} is not in {folder}; make it anew")
+            raise CouceError(
+                f"the image {picture.file!r} is not in {folder}; run its analysis again"
+            )
         data = base64.b64encode(path.read_bytes()).decode()
         caption = html.escape(picture.caption)
         parts.append(

@@ -1,1 +1,1 @@
-"""From a folder of images to the items of an index."""
+"""Builds the items of an index from a folder of images."""

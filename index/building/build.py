@@ -1,8 +1,9 @@
 """Brings an index up to date with a folder of images.
 
-A file whose path, size and time of writing are known is not even opened. Of any other its sha256 tells
-whether the index has these bytes already; only new ones are embedded. Everything is kept a few hundred
-images at a time, so that a build that was interrupted goes on where it was.
+A file is not opened if the index knows its path, size and modification time. Any other file is
+read, and its sha256 shows whether the index already has its bytes. Only new bytes are embedded.
+Changes are stored in groups of a few hundred images, so an interrupted build continues where it
+stopped.
 """
 
 import time
@@ -19,19 +20,21 @@ from couce.index.base import Index, Item, NewItem
 from couce.index.building.embedding import EmbedFiles, Outcome
 from couce.index.building.scan import Entry, Shard, absolute, scan
 
-COMMIT = 256  # images that are kept at once
-_SECONDS = 5.0  # or what has come in this time
+COMMIT = 256  # changes are stored after so many images,
+_SECONDS = 5.0  # or after so many seconds
 
 
 @dataclass
 class Summary:
+    """What a build has done."""
+
     files: int = 0
     unchanged: int = 0
-    added: int = 0  # items that were not there
+    added: int = 0  # new items
     updated: int = 0  # items whose paths, label or metadata changed
     removed: int = 0
-    vanished: int = 0  # known files that are not there and were not dropped
-    faults: list[tuple[str, str]] = field(default_factory=list)  # path, reason
+    vanished: int = 0  # files that are gone, but whose items were kept
+    faults: list[tuple[str, str]] = field(default_factory=list)  # path and reason
     seconds: float = 0.0
 
     @property
@@ -41,25 +44,27 @@ class Summary:
 
 @dataclass
 class _Change:
-    """What happens to one item."""
+    """The changes to one item."""
 
-    outcome: Outcome | None = None  # with the vector of a new one
-    gained: dict[str, int] = field(default_factory=dict)  # paths with their stamps
-    lost: set[str] = field(default_factory=set)
+    outcome: Outcome | None = None  # for a new item, with its vector
+    gained: dict[str, int] = field(default_factory=dict)  # new paths with their stamps
+    lost: set[str] = field(default_factory=set)  # paths that the item no longer has
 
 
 class Known:
-    """What the index has: of each path the item that has it, of each item its content."""
+    """The items that the index has, by id and by path."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self.content: dict[str, str | None] = {}
-        self.by_path: dict[str, tuple[Item, int]] = {}  # with the path's stamp
-        self.stale: list[tuple[str, str]] = []  # item, path: of what an interruption left behind
+        self.content: dict[str, str | None] = {}  # the sha256 of each id
+        self.by_path: dict[str, tuple[Item, int]] = {}  # the item of each path, and its stamp
+        # Ids with outdated paths. An interrupted build can leave a path in two items.
+        self.stale: list[tuple[str, str]] = []
         for item in items:
             self.content[item.id] = item.sha256
             for path, stamp in zip(item.paths, item.stamps, strict=True):
                 before = self.by_path.get(path)
-                if before is not None:  # a file has one content, the one seen last
+                # A file has only one content, so the newer item is right.
+                if before is not None:
                     newer = before[0].time > item.time
                     self.stale.append((item.id if newer else before[0].id, path))
                     if newer:
@@ -76,7 +81,10 @@ def build(
     prune: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Summary:
-    """Embeds what is new below ``root``; ``progress`` is told how many files of how many are done."""
+    """Brings ``index`` up to date with the images below ``root``.
+
+    ``progress`` is called with the number of files that are done and the number of all files.
+    """
     start = time.perf_counter()
     entries = scan(root, labels, shard)
     known = Known(index.every_item())
@@ -105,7 +113,7 @@ def build(
 
 
 class _Work:
-    """Changes that wait to be kept together."""
+    """Collects changes and stores many of them at once."""
 
     def __init__(
         self, index: Index, known: Known, present: dict[str, Entry], has_list: bool
@@ -113,15 +121,17 @@ class _Work:
         self.index, self.known, self.present, self.has_list = index, known, present, has_list
         self.summary = Summary()
         self._changes: dict[str, _Change] = {}
-        self._later: dict[str, list[Outcome]] = {}  # files whose bytes another file is embedded for
-        # Items and the paths that they have no more. Taken from them at the end: until then an item that
-        # seems to have no file left may turn up under another name.
+        # Files with the same bytes as another file that is still being embedded.
+        self._later: dict[str, list[Outcome]] = {}
+        # Ids with the paths that their items no longer have. The paths are removed at the end,
+        # because the same bytes may still be found under another name.
         self.lost = list(known.stale)
 
     def change(self, id: str) -> _Change:
         return self._changes.setdefault(id, _Change())
 
     def take(self, outcome: Outcome) -> None:
+        """Notes the changes that follow from one file."""
         entry = outcome.entry
         if outcome.fault is not None:
             self.summary.faults.append((entry.path, outcome.fault))
@@ -142,27 +152,27 @@ class _Work:
             self.lost.append((before[0].id, entry.path))
 
     def relabel(self, entry: Entry) -> None:
-        """Notes an unchanged file whose item does not say what the folder or the list says now."""
+        """Notes a change if the item of an unchanged file has another label or metadata now."""
         item, _ = self.known.by_path[entry.path]
         label, metadata = self._described(item.paths, item)
         if (label, metadata) != (item.label, item.metadata):
             self.change(item.id)
 
     def finish(self) -> None:
-        """What can only be said when all files were seen."""
+        """Notes the changes that are only known after all files were read."""
         for id, path in self.lost:
             self.change(id).lost.add(path)
         self.lost.clear()
-        # Files with the bytes of one that could not be read cannot be either.
+        # These files have the same bytes as a file that could not be decoded.
         for twins in self._later.values():
             for twin in twins:
                 self.summary.faults.append(
-                    (twin.entry.path, "the same bytes cannot be read elsewhere")
+                    (twin.entry.path, "another file with the same bytes could not be read")
                 )
         self._later.clear()
 
     def keep(self) -> None:
-        """Puts all changes into the index, so many at a time."""
+        """Stores all changes in the index, ``COMMIT`` at a time."""
         changes, self._changes = self._changes, {}
         for start in range(0, len(changes), COMMIT):
             self._keep(dict(islice(changes.items(), start, start + COMMIT)))
@@ -212,7 +222,10 @@ class _Work:
     def _described(
         self, paths: tuple[str, ...], item: Item | None
     ) -> tuple[str | None, dict[str, Any]]:
-        """Label and metadata: those of the first of its files that is there, and has a label."""
+        """The label and metadata of an item, from the first of its files that has a label.
+
+        If none has a label, they are those of its first file that exists.
+        """
         own = dict(item.metadata) if item is not None else {}
         there = [self.present[path] for path in paths if path in self.present]
         first = next(
@@ -231,7 +244,7 @@ def _same(entry: Entry, known: tuple[Item, int] | None) -> bool:
 
 
 def _vanished(work: _Work, root: Path, shard: Shard | None, prune: bool) -> None:
-    """Known files of this folder that are there no more."""
+    """Notes the files of this folder that the index knows but that no longer exist."""
     beginning = absolute(root).rstrip("/") + "/"
     for path, (item, _) in work.known.by_path.items():
         if path in work.present or not path.startswith(beginning):

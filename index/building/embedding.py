@@ -1,4 +1,4 @@
-"""From files to vectors: what a build needs, and how this process does it itself."""
+"""Embeds files for a build: the interface, and the embedding in this process."""
 
 import hashlib
 import os
@@ -17,9 +17,12 @@ from couce.preprocess import ImageError
 
 
 class Outcome(NamedTuple):
-    """What became of a file: a vector, an item that has its very bytes already, or a fault."""
+    """The result for one file.
 
-    entry: Entry  # its size and stamp are those of when it was read
+    It has a vector, or a fault, or neither if another file or item has the same bytes.
+    """
+
+    entry: Entry  # with the size and stamp that the file had when it was read
     id: str
     sha256: str
     vector: NDArray[np.float32] | None
@@ -30,29 +33,34 @@ class EmbedFiles(Protocol):
     def __call__(
         self, entries: Sequence[Entry], known: Mapping[str, str | None]
     ) -> Iterator[Outcome]:
-        """An outcome for each entry. ``known`` maps the ids that the index has to their sha256: such a
-        file is not embedded again."""
+        """Yields an outcome for each entry.
+
+        ``known`` maps the ids of the index to their sha256. These files are not embedded again.
+        """
 
 
 class KnownContentError(ImageError):
-    """No fault: not embedded, since the same bytes are or are about to be. The embedder passes this on
-    in the place of a vector."""
+    """Says that the same bytes are already embedded or will be. It is no fault of the file.
+
+    The embedder returns this error in place of a vector.
+    """
 
 
 class Claims:
-    """Which contents need embedding, asked by several threads: of the same bytes, once."""
+    """Decides which files are embedded, for several threads: the same bytes only once."""
 
     def __init__(self, known: Mapping[str, str | None]) -> None:
         self._known, self._claimed, self._lock = known, dict[str, str](), threading.Lock()
         self._taken: set[str] = set()
 
     def take(self, id: str, sha256: str) -> bool:
+        """Whether the caller has to embed these bytes."""
         with self._lock:
             if self._known.get(id) == sha256:
                 return False
             claimed = self._claimed.setdefault(id, sha256)
             if claimed != sha256:
-                raise ImageError(f"another file has the id {id!r}")
+                raise ImageError(f"another file has the id {id!r}, too; give each its own id")
             if id in self._taken:
                 return False
             self._taken.add(id)
@@ -60,7 +68,7 @@ class Claims:
 
 
 def read(entry: Entry) -> tuple[Entry, bytes, str, str]:
-    """The file's bytes with their sha256, its id, and the entry with the size and time of just then."""
+    """Reads a file. Returns its entry with its present size and stamp, its bytes, sha256 and id."""
     try:
         with Path(entry.path).open("rb") as file:
             found = os.fstat(file.fileno())
@@ -75,7 +83,10 @@ def read(entry: Entry) -> tuple[Entry, bytes, str, str]:
 
 
 def in_process(embedder: Callable[[], Embedder]) -> EmbedFiles:
-    """Decodes in threads while the model runs. The model is loaded if there is anything to embed."""
+    """Embeds in this process: threads decode images while the model runs.
+
+    The model is only loaded if there are files to read.
+    """
 
     def embed_files(entries: Sequence[Entry], known: Mapping[str, str | None]) -> Iterator[Outcome]:
         if not entries:

@@ -1,7 +1,7 @@
-"""Embedding on a Ray cluster with Ray Data: each worker has a model of its own.
+"""Embeds files on a Ray cluster with Ray Data, where each worker has its own model.
 
-Workers read the files themselves, so the gallery must be mounted at the same path on all of them. Where
-RAY_ADDRESS is set or this machine is a node of a cluster, that cluster is used; else one is started here.
+The workers read the files themselves, so the gallery must be mounted at the same path on all
+machines. If RAY_ADDRESS is set, that cluster is used. Otherwise Ray is started on this machine.
 """
 
 import logging
@@ -21,11 +21,11 @@ from couce.index.building.scan import Entry
 from couce.machine.cores import usable_cores
 from couce.preprocess import Preprocess
 
-_BATCH = 128  # files that a worker is given at a time
+_BATCH = 128  # files that a worker gets at a time
 
 
 class Worker:
-    """One of the actors: loads the model once, then embeds files as they are handed to it."""
+    """An actor of Ray. It loads the model once and then embeds batches of files."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ def on_ray(
     preprocess: Preprocess | None = None,
     workers: int | None = None,
 ) -> EmbedFiles:
-    """Embeds on a Ray cluster. ``workers``: by default as many as the cluster has cores."""
+    """Embeds on a Ray cluster. By default there are as many workers as the cluster has cores."""
     ray = _ray()
 
     def embed_files(entries: Sequence[Entry], known: Mapping[str, str | None]) -> Iterator[Outcome]:
@@ -107,19 +107,26 @@ def on_ray(
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    # Without this, Ray sends usage statistics to its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import_module("ray.data")
         return import_module("ray")
     except ImportError:
-        raise CouceError("ray is not installed; pip install 'couce[ray]'") from None
+        raise CouceError("ray is not installed; run `pip install 'couce[ray]'`") from None
 
 
 def _cluster() -> dict[str, Any]:
-    """How to reach the cluster that is there; what to start where there is none."""
+    """The options of ``ray.init``: none if RAY_ADDRESS names a cluster, else those to start Ray."""
     if os.environ.get("RAY_ADDRESS"):
         return {}
-    return {"num_cpus": usable_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    # Without "local", Ray would join a cluster that it finds on this machine and refuse num_cpus.
+    return {
+        "address": "local",
+        "num_cpus": usable_cores(),
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
 
 
 def _outcomes(data: Any, entries: Sequence[Entry]) -> Iterator[Outcome]:
@@ -147,7 +154,7 @@ def _outcomes(data: Any, entries: Sequence[Entry]) -> Iterator[Outcome]:
 
 
 def _once(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """Two workers may have embedded the same bytes: the first is kept."""
+    """Keeps the first vector for the same bytes, since two workers may have embedded them."""
     seen: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.vector is None:
@@ -158,4 +165,5 @@ def _once(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
         elif seen[outcome.id] == outcome.sha256:
             yield outcome._replace(vector=None)
         else:
-            yield outcome._replace(vector=None, fault=f"another file has the id {outcome.id!r}")
+            fault = f"another file has the id {outcome.id!r}, too; give each its own id"
+            yield outcome._replace(vector=None, fault=fault)

@@ -1,4 +1,4 @@
-"""Which image files a gallery consists of, and what is known of them before they are opened."""
+"""Lists the image files of a gallery, with all that is known before a file is opened."""
 
 import csv
 import os
@@ -20,7 +20,7 @@ class Entry:
     size: int
     stamp: int  # st_mtime_ns
     label: str | None = None
-    id: str | None = None  # of its own, from a list
+    id: str | None = None  # from the list of labels
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -33,20 +33,21 @@ class Listed(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The i-th of n parts of a gallery, i from 1: every file is in exactly one, wherever it is asked."""
+    """The i-th of n parts of a gallery, from 1. On every machine, a file is in the same part."""
 
     part: int
     parts: int
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """
+        """Parses ``"i/n"``.
+
         >>> Shard.parse("2/8")
         Shard(part=2, parts=8)
         """
         part, _, parts = text.partition("/")
         if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-            raise CouceError(f"a shard is written i/n, from 1/n to n/n, not {text!r}")
+            raise CouceError(f"write a shard as i/n, from 1/n to n/n, not {text!r}")
         return cls(int(part), int(parts))
 
     def holds(self, path: str) -> bool:
@@ -54,25 +55,27 @@ class Shard(NamedTuple):
 
 
 def scan(root: Path, labels: Path | None = None, shard: Shard | None = None) -> list[Entry]:
-    """All images below ``root``. Their label is the class folder they are in, or what the list
-    ``labels`` says."""
+    """All images below ``root``.
+
+    An image's label comes from the list ``labels``. Without a list, it is its class folder.
+    """
     if not root.is_dir():
-        raise CouceError(f"there is no folder {root} to take images from")
+        raise CouceError(f"there is no folder {root}; give the folder of your images")
     listed = _read_list(labels, root) if labels is not None else None
     entries = list(_entries(root, listed, shard))
     if not entries and shard is None:
-        raise CouceError(f"there are no images in {root}")
+        raise CouceError(f"there are no images in {root}; give the folder of your images")
     return entries
 
 
 def absolute(path: Path) -> str:
-    """By which the index knows a file: from wherever it is asked, but through links as they are named."""
+    """The absolute path by which an index knows a file. Links in it are not followed."""
     return os.path.abspath(path)  # noqa: PTH100 (resolve would follow links)
 
 
 def _entries(root: Path, listed: dict[str, Listed] | None, shard: Shard | None) -> Iterator[Entry]:
     files = {absolute(path): path for path in image_files(root)}
-    # What a list names is an image, whatever its name ends in.
+    # All files in the list count as images, whatever their names end in.
     files |= {name: Path(name) for name in listed or () if name not in files}
     beginning = absolute(root).rstrip("/") + "/"
     halves = has_halves(root)
@@ -86,33 +89,37 @@ def _entries(root: Path, listed: dict[str, Listed] | None, shard: Shard | None) 
             found = path.stat()
             if not path.is_dir():
                 yield Entry(name, found.st_size, found.st_mtime_ns, *about)
-        except OSError:  # not there, or a link to nowhere: said when it is read
+        except OSError:  # a missing file is reported later, when it is read
             yield Entry(name, -1, -1, *about)
 
 
 def _folder(path: Path, root: Path, halves: bool) -> str | None:
     label = place_of(path, root, halves).label if path.is_relative_to(root) else None
-    # A label is text: what of a folder's name is not UTF-8 is written out.
+    # A label must be text, so bytes that are not UTF-8 are written as escapes.
     return None if label is None else os.fsencode(label).decode(errors="backslashreplace")
 
 
 def _read_list(path: Path, root: Path) -> dict[str, Listed]:
-    """Rows with the columns path (from the gallery's folder) and label, perhaps id; any others are
-    metadata."""
+    """Reads a CSV file with the columns path and label, and optionally id.
+
+    Paths are relative to the gallery's folder. All other columns become metadata.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             rows = list(reader)
     except csv.Error as error:
-        raise CouceError(f"{path} is not a CSV file: {error}") from None
+        raise CouceError(
+            f"{path} is not a valid CSV file ({error}); save it again as CSV"
+        ) from None
     if not {"path", "label"} <= set(columns):
-        raise CouceError(f"{path} must have the columns path and label, and a row for each image")
+        raise CouceError(f"{path} must have the columns path and label; name them in its first row")
     found = {}
     for number, row in enumerate(rows, 2):
         if None in row or row["path"] is None:
             raise CouceError(
-                f"{path}, row {number}: it has not as many fields as there are columns"
+                f"row {number} of {path} has more or fewer fields than the first row; correct it"
             )
         metadata = {
             key: value

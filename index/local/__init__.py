@@ -1,1 +1,4 @@
-"""An index in a folder: a SQLite catalog, which is the truth, and a FAISS file."""
+"""An index in a folder: a SQLite catalog with all items and vectors, and a FAISS file for search.
+
+The FAISS file can always be rebuilt from the catalog.
+"""

@@ -1,9 +1,10 @@
-"""The truth of an index in a folder: a SQLite file with every item and its vector.
+"""The catalog of an index in a folder: a SQLite file with every item and its vector.
 
-A vector is known to FAISS by its row's ``number``, which is never used twice: another vector for the same
-item is another row. Every transaction raises the ``revision``. A row keeps the revision in which it came,
-and leaves its number in ``removed`` with that in which it went, until no FAISS file holds it any more. So
-whoever knows revision R learns what happened since from these two alone.
+FAISS knows a vector by the ``number`` of its row. A number is never used twice: a new vector for
+the same item is a new row. Every transaction raises the ``revision``. A row holds the revision in
+which it was added. When it is removed, the table ``removed`` holds its number and the revision of
+the removal, as long as the FAISS file has the row. So a reader that has seen revision R finds in
+these two tables all changes since then.
 """
 
 import os
@@ -33,13 +34,15 @@ CREATE TABLE items (
 ) STRICT;
 CREATE INDEX items_revision ON items (revision);
 CREATE INDEX items_label ON items (label);
-CREATE TABLE vectors (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL) STRICT;
+CREATE TABLE vectors (
+    number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL
+) STRICT;
 CREATE TABLE removed (number INTEGER PRIMARY KEY, revision INTEGER NOT NULL) STRICT;
 """
 
 
 class Catalog:
-    """Connections to the file: one for each thread that reads, one for whoever writes."""
+    """The connections to the catalog: one for each thread that reads, and one for writing."""
 
     def __init__(self, folder: Path, write: bool) -> None:
         self.path = folder / NAME
@@ -53,13 +56,13 @@ class Catalog:
             with self._speaking():
                 self._writer = self._connect_writer()
         elif not self.path.exists():
-            raise CouceError(f"there is no index in {folder}; `couce index build` makes one")
+            raise CouceError(f"there is no index in {folder}; create one with `couce index build`")
         with self.reading() as db:
             state(db)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """All that is read inside is of one moment, whatever is written meanwhile."""
+        """A read transaction. All reads inside see the same revision."""
         with self._speaking():
             db = self._reader()
             db.execute("BEGIN")
@@ -71,9 +74,14 @@ class Catalog:
 
     @contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """A transaction and its revision: on the disk once this is left, or as if it had never been."""
+        """A write transaction and its revision.
+
+        At the end all changes are on the disk. After an error there are none.
+        """
         if self._writer is None:
-            raise CouceError(f"{self.path.parent} is open for reading; open it with mode='write'")
+            raise CouceError(
+                f"{self.path.parent} is open for reading only; open it with mode='write'"
+            )
         with self._writing, self._speaking():
             db = self._writer
             db.execute("BEGIN IMMEDIATE")
@@ -84,20 +92,21 @@ class Catalog:
                 self._check_place()
                 db.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                # SQLite may already have rolled back by itself.
+                with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
                 raise
 
     def _check_place(self) -> None:
-        """What is written to a file that lies here no more would be lost."""
+        """Raises an error if the file was replaced or deleted, since the change would be lost."""
         try:
             there = self.path.stat()
         except OSError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != self._place:
             raise StorageError(
-                f"{self.path} was replaced or deleted while it was open, and the change was not made;"
-                " open it anew"
+                f"{self.path} was replaced or deleted while it was open, so the change was not"
+                " made; open the index again"
             )
 
     def close(self) -> None:
@@ -108,7 +117,7 @@ class Catalog:
         self._opened, self._writer = [], None
 
     def faults(self) -> list[str]:
-        """What is wrong with the file, read from beginning to end."""
+        """All faults of the catalog, found by reading it completely."""
         found = []
         with self.reading() as db:
             for (line,) in db.execute("PRAGMA integrity_check"):
@@ -119,20 +128,20 @@ class Catalog:
                 "SELECT id, crc, vector FROM items LEFT JOIN vectors USING (number)"
             ):
                 if vector is None:
-                    found.append(f"{self.path}: {id!r} has no vector")
+                    found.append(f"{self.path}: the item {id!r} has no vector")
                 elif zlib.crc32(vector) != crc or len(vector) != 4 * (dim or 0):
                     found.append(f"{self.path}: the vector of {id!r} is damaged")
             (rows,) = db.execute("SELECT count(*) FROM items").fetchone()
             if rows != state(db).total:
-                found.append(f"{self.path}: {rows} items where {state(db).total} were counted")
+                found.append(f"{self.path}: it has {rows} items instead of {state(db).total}")
         return found
 
     def _connect_writer(self) -> sqlite3.Connection:
         new = not self.path.exists() or not self.path.stat().st_size
         if new and any(self.path.parent.glob("vectors-*.faiss")):
             raise CouceError(
-                f"{self.path} is missing or empty, though there was an index; put it back from a copy,"
-                " or delete the folder and build anew"
+                f"{self.path} is missing or empty, although there was an index; restore it from a"
+                " backup, or delete the folder and build the index again"
             )
         db = sqlite3.connect(
             self.path,
@@ -164,10 +173,10 @@ class Catalog:
                 found.close()
                 found = None
         if found is None:
-            # In a folder that we may not write to, SQLite cannot make the files by which readers and
-            # a writer know of each other. If there is no writer, nothing changes and none are needed.
-            still = signature is not None and not signature[1]
-            uri = f"{self.path.absolute().as_uri()}?mode=ro{'&immutable=1' if still else ''}"
+            # In a read-only folder, SQLite cannot create the files with which readers and writers
+            # coordinate. If no changes wait in a log, it can read the file without them.
+            immutable = signature is not None and not signature[1]
+            uri = f"{self.path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
             found = sqlite3.connect(
                 uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60
             )
@@ -177,7 +186,7 @@ class Catalog:
         return found
 
     def _signature(self) -> tuple[tuple[int, int, int], bool]:
-        """What changes when the file does, and whether changes wait in a log beside it."""
+        """Values that every change of the file changes, and whether changes wait in its log."""
         found = self.path.stat()
         log = self.path.with_name(f"{NAME}-wal")
         waiting = log.exists() and log.stat().st_size > 0
@@ -185,7 +194,7 @@ class Catalog:
 
     @contextmanager
     def _speaking(self) -> Iterator[None]:
-        """SQLite's errors as sentences."""
+        """Turns the errors of SQLite into a StorageError of one sentence."""
         try:
             yield
         except sqlite3.Error as error:
@@ -197,19 +206,25 @@ class Catalog:
         where = self.path
         if primary == sqlite3.SQLITE_FULL:
             return StorageError(
-                f"the disk of {where} is full; the change was not made, and all earlier ones are kept"
+                f"the disk of {where} is full; the change was not made, but all earlier changes are"
+                " kept; free some space"
             )
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StorageError(
-                f"{where} is damaged ({error}); put it back from a copy, or delete the folder and"
-                " build anew"
+                f"{where} is damaged ({error}); restore it from a backup, or delete the folder and"
+                " build the index again"
             )
         if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            return StorageError(f"{where} cannot be opened or written to: {error}")
+            return StorageError(
+                f"{where} cannot be opened or written to ({error}); check its permissions"
+            )
         if primary == sqlite3.SQLITE_IOERR:
             return StorageError(
-                f"{where} could not be read or written ({error}); the change was not made"
+                f"{where} could not be read or written ({error}), so the change was not made;"
+                " check the disk"
             )
         if primary == sqlite3.SQLITE_ERROR and "no such" in str(error):
-            return StorageError(f"{where} is not the catalog of an index: {error}")
-        return StorageError(f"{where}: {error}")
+            return StorageError(
+                f"{where} is not the catalog of an index ({error}); give another folder"
+            )
+        return StorageError(f"{where} cannot be used: {error}")

@@ -1,8 +1,11 @@
-"""A new FAISS file of all that the catalog holds, put in place of the old one in one step.
+"""Compaction: replaces the FAISS file by a new one with all vectors of the catalog.
 
-The order is what makes it safe to be killed anywhere: the file under a name of its own, the manifest that
-names it, the catalog's note that it is there (only then may it forget what was removed before), and at
-last the old file goes. Readers that have it open keep it until they notice.
+The process may be killed at any point, thanks to the order of the steps:
+
+1. The new file is written under its own name.
+2. The manifest is replaced and names the new file.
+3. The catalog notes the new file, and forgets the removals that the file already contains.
+4. The old file is deleted. A reader that has it open can still use it.
 """
 
 import os
@@ -18,13 +21,13 @@ from couce.index.local.manifest import Manifest, Structure, VectorFile
 from couce.index.local.structures import Built, build
 from couce.machine.libraries import import_library
 
-_ALWAYS = 4096  # changes that are never worth a new file
-_SHARE = 25  # beyond that, one for each so many items
-_GROWN = 1.5  # times as many vectors, or as few: learned anew
+_ALWAYS = 4096  # so many changes are always allowed before a compaction is due,
+_SHARE = 25  # and one more for each 25 items
+_GROWN = 1.5  # a structure is trained again if the number of vectors changes by this factor
 
 
 def due(db: Connection) -> bool:
-    """Whether so much has changed since the FAISS file that searching the changes tells."""
+    """Whether there are so many changes since the last compaction that they slow down searches."""
     found = rows.state(db)
     (added,) = db.execute(
         "SELECT count(*) FROM items WHERE revision > ?", (found.main_revision,)
@@ -34,7 +37,11 @@ def due(db: Connection) -> bool:
 
 
 def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = True) -> Manifest:
-    """``fresh``: learned and measured anew; else the old file with its changes, where that will do."""
+    """Writes a new FAISS file with all vectors of the catalog, and returns its manifest.
+
+    With ``fresh``, the structure is trained and measured again. Otherwise the old file is updated
+    with the changes, if that is possible.
+    """
     built, last = None, 0
     with truth.reading() as db:
         found = rows.state(db)
@@ -52,7 +59,7 @@ def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = Tr
     file = None
     if built is not None:
         file = _write(folder / f"vectors-{found.revision}.faiss", built)
-        structure = _weighed(built.structure, file.size)
+        structure = _with_size(built.structure, file.size)
     manifest = Manifest(
         catalog=found.identity,
         model_hash=found.model_hash,
@@ -72,8 +79,11 @@ def compact(folder: Path, truth: Catalog, structure: Structure, fresh: bool = Tr
 def _continued(
     folder: Path, db: Connection, found: rows.State, structure: Structure
 ) -> Built | None:
-    """The old file without what went and with what came: its lists still fit while the number of vectors
-    is much the same."""
+    """The old FAISS file, updated with the removed and added vectors.
+
+    None if it cannot be used, or if the number of vectors has changed so much that its inverted
+    lists no longer fit.
+    """
     faiss = import_library("faiss")
 
     try:
@@ -99,13 +109,13 @@ def _continued(
             index.remove_ids(faiss.IDSelectorBatch(gone))
         for numbers, vectors in rows.arrived(db, found.dim or 0, old.revision):
             index.add_with_ids(vectors, numbers)
-    except RuntimeError:  # some structures cannot forget
+    except RuntimeError:  # some structures cannot remove vectors
         return None
     return Built(index, kept) if index.ntotal == found.total else None
 
 
 def settle(truth: Catalog, revision: int) -> None:
-    """The catalog's note of the FAISS file: what was removed before it need not be remembered."""
+    """Notes in the catalog the revision of the FAISS file, and forgets the removals before it."""
     with truth.writing() as (db, _):
         db.execute("UPDATE state SET main_revision = ?", (revision,))
         db.execute("DELETE FROM removed WHERE revision <= ?", (revision,))
@@ -120,7 +130,7 @@ def sweep(folder: Path, manifest: Manifest) -> None:
 
 
 def machine_memory() -> int | None:
-    """Bytes of this machine, where it says so."""
+    """The memory of this machine in bytes, or None if it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -135,8 +145,8 @@ def _write(path: Path, built: Built) -> VectorFile:
             faiss.write_index(built.index, str(part))
         except RuntimeError as error:
             raise CouceError(
-                f"{path} could not be written ({_reason(error)}); is the disk full? The catalog has"
-                " everything all the same"
+                f"{path} could not be written ({_reason(error)}); check that the disk has space."
+                " The catalog still has all items"
             ) from None
 
     replace_file(path, write)
@@ -148,7 +158,8 @@ def _reason(error: RuntimeError) -> str:
     return text.splitlines()[-1] if text else "no reason given"
 
 
-def _weighed(structure: Structure, size: int) -> Structure:
+def _with_size(structure: Structure, size: int) -> Structure:
+    """The structure with the size of its file in the measurement."""
     if structure.measured is None:
         return structure
     measured = structure.measured.model_copy(update={"bytes": size})

@@ -1,6 +1,6 @@
-"""An index in a folder: catalog, FAISS file and manifest, for one writer and any number of readers.
+"""An index in a folder: catalog, FAISS file and manifest, for one writer and many readers.
 
-A search takes a moment of the catalog (a read transaction) and what is in memory for just that revision.
+A search reads the catalog in one transaction, and uses the vectors in memory for its revision.
 """
 
 import logging
@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 
 
 class LocalIndex:
-    """An index in a folder; made when it is opened for writing and not there.
+    """An index in a folder. The mode ``write`` creates it if there is none.
 
-    Opened to ``share``, it writes beside other processes that share it: each change is a transaction of
-    the catalog, whose order SQLite keeps, and whoever finds a compaction due takes the writer's lock for it.
+    With the mode ``share``, several processes write to the index. Each change is a transaction of
+    the catalog, and SQLite runs them one after another. The process that finds that a compaction is
+    due takes the writer's lock for it.
     """
 
     def __init__(
@@ -68,22 +69,23 @@ class LocalIndex:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(folder / "writer.lock")
         elif not (folder / CATALOG).exists() or not (folder / CATALOG).stat().st_size:
-            raise CouceError(f"there is no index in {folder}; `couce index build` makes one")
+            raise CouceError(f"there is no index in {folder}; create one with `couce index build`")
         try:
             self._catalog = Catalog(folder, self._writes)
             self._adopt(model_hash, dim)
             if mode == "write":
                 self._mend()
+            # This reports faults now and not in the first search.
             with self._now():
-                pass  # what is wrong comes out now rather than in the first search
+                pass
         except BaseException:
             self.close()
             raise
 
-    # The calls of an Index.
+    # The methods of Index.
 
     def add(self, items: Iterable[NewItem]) -> list[str]:
-        """All of them or none."""
+        """Stores all items in one transaction, so after an error none is stored."""
         new = list(items)
         kept = [each.item() for each in new]
         given = [place for place, each in enumerate(new) if each.vector is not None]
@@ -96,9 +98,8 @@ class LocalIndex:
                 kept_vectors[place] = vector
         with self._catalog.writing() as (db, revision):
             found = rows.state(db)
-            check_model(
-                str(self.folder), None, found.dim, None, dim
-            )  # another thread may have begun
+            # Another thread or process may have set the dimension in the meantime.
+            check_model(str(self.folder), None, found.dim, None, dim)
             if found.dim is None:
                 db.execute("UPDATE state SET dim = ?", (dim,))
             rows.put(db, revision, list(zip(kept, kept_vectors, strict=True)))
@@ -221,26 +222,29 @@ class LocalIndex:
     ) -> None:
         self.close()
 
-    # What only a folder has.
+    # Methods that only an index in a folder has.
 
     def structure(self) -> Structure:
-        """How the vectors are arranged now, or would be by default."""
+        """The present search structure, or the default if there is none."""
         with suppress(CouceError):
             return Manifest.read(self.folder).structure
         return Structure()
 
     def compact(self, structure: Structure | None = None, fresh: bool = True) -> Manifest:
-        """Writes a new FAISS file of all that is there, in the given structure or as it was.
+        """Writes a new FAISS file with all vectors, in the given structure or in the present one.
 
-        Unless ``fresh``, lists that were learned before are kept while they fit.
+        Without ``fresh``, the trained inverted lists are kept as long as they fit.
         """
         if self._lock is None:
-            raise CouceError(f"{self.folder} is open for reading; open it with mode='write'")
+            raise CouceError(f"{self.folder} is not open for writing; open it with mode='write'")
         with self._compacting:
             return compact(self.folder, self._catalog, structure or self.structure(), fresh)
 
     def faults(self) -> list[str]:
-        """Everything that is wrong, found by reading all of it; what a writer mended is not."""
+        """All faults of the index, found by reading it completely.
+
+        A fault that was repaired when the index was opened for writing is not among them.
+        """
         found = self._catalog.faults()
         try:
             manifest = Manifest.read(self.folder)
@@ -252,17 +256,20 @@ class LocalIndex:
         return found
 
     def wait(self) -> None:
-        """Until no compaction is under way; one that failed is raised here."""
+        """Waits for the compaction in the background. Raises its error if it failed."""
         if self._thread is not None:
             self._thread.join()
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
 
-    # Inside.
+    # Private parts.
 
     def _adopt(self, model_hash: str | None, dim: int | None) -> None:
-        """The index's model and dimension, those given where it has none yet; others are refused."""
+        """Takes over the index's model and dimension, and refuses a different model.
+
+        An index that has none yet gets those that were given.
+        """
         with self._catalog.reading() as db:
             found = rows.state(db)
         check_model(str(self.folder), found.model_hash, found.dim, model_hash, dim)
@@ -273,7 +280,7 @@ class LocalIndex:
                 db.execute("UPDATE state SET model_hash = ?, dim = ?", (self.model_hash, self.dim))
 
     def _mend(self) -> None:
-        """Puts right what a crash or a fault left: the manifest and the FAISS file follow the catalog."""
+        """Repairs the manifest and the FAISS file after a crash or a fault, from the catalog."""
         for part in self.folder.glob("*.part"):
             part.unlink()
         with self._catalog.reading() as db:
@@ -283,8 +290,9 @@ class LocalIndex:
             manifest = Manifest.read(self.folder)
             structure = manifest.structure
             fault = file_fault(self.folder, manifest, found, patient=False)
+            # A compaction was killed just before it noted the new file in the catalog.
             if fault is None and manifest.revision > found.main_revision:
-                settle(self._catalog, manifest.revision)  # killed just before it
+                settle(self._catalog, manifest.revision)
             if fault is None:
                 sweep(self.folder, manifest)
         except NewerFormatError:
@@ -293,12 +301,12 @@ class LocalIndex:
             fault = str(error)
         if fault is not None:
             if found.total:
-                log.warning("%s; rebuilt from the catalog", fault)
+                log.warning("%s; the search structure is rebuilt from the catalog", fault)
             compact(self.folder, self._catalog, structure)
 
     @contextmanager
     def _now(self) -> Iterator[tuple[Connection, Moment]]:
-        """A moment of the catalog, and what is in memory for it."""
+        """A read transaction of the catalog, and the vectors in memory for its revision."""
         for attempt in count():
             with self._catalog.reading() as db:
                 found = rows.state(db)
@@ -325,19 +333,19 @@ class LocalIndex:
                 return
             try:
                 lock = WriterLock(self.folder / "writer.lock")
-            except CouceError:  # another process is at it, or will be
+            except CouceError:  # another process has the lock and will compact
                 return
             try:
                 compact(self.folder, self._catalog, self.structure(), fresh=False)
             finally:
                 lock.release()
-        except Exception as error:  # told now, and raised by wait()
+        except Exception as error:  # wait() raises it again
             self._fault = error
             log.warning("compaction failed: %s", error)
 
 
 def _size(path: Path) -> int:
-    """Of a file, which a compaction may be about to delete."""
+    """The size of a file, or 0 if a compaction has just deleted it."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One writer at a time."""
+"""The lock that lets only one process write to an index."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from couce.errors import CouceError
 
 
 class WriterLock:
-    """Held as long as the process that took it lives, however it ends: the kernel lets go of it."""
+    """A lock on a file. When the process ends, even by a crash, the kernel releases it."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -18,7 +18,8 @@ class WriterLock:
             owner = os.read(self._handle, 32).decode(errors="replace").strip()
             os.close(self._handle)
             raise CouceError(
-                f"process {owner or 'unknown'} is writing to {path.parent}; let it finish, or stop it"
+                f"process {owner or 'unknown'} is writing to {path.parent}; wait until it ends, or"
+                " stop it"
             ) from None
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)

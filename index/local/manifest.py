@@ -1,6 +1,6 @@
-"""What stands beside the catalog: which FAISS file belongs to it and what was measured of it.
+"""The manifest of an index in a folder: it names the FAISS file and describes its structure.
 
-All of it can be made anew from the catalog.
+It can be rebuilt from the catalog.
 """
 
 import json
@@ -15,35 +15,37 @@ from couce.files import checksum, replace_file
 
 FORMAT = 1
 NAME = "manifest.json"
-# A file of up to this size is read for its checksum whenever it is opened.
+# The checksum of a file up to this size is computed whenever the file is opened.
 _SMALL = 64 * 2**20
 
 
 class Measured(Settings):
-    """Of the structure, against exact search, with queries near to but not in the gallery."""
+    """How the structure compares with exact search, for queries that are not in the index."""
 
-    recall: float  # share of the true 10 nearest that were found
+    recall: float  # the share of the true k nearest neighbours that was found
     k: int
     queries: int
-    milliseconds: float  # of a single query, the middle one
+    milliseconds: float  # of a single query, the median
     exact_milliseconds: float | None
-    bytes: int  # of the file, all of which is memory once it was searched
-    reached: bool  # whether the recall that was asked for was
+    bytes: int  # of the file, which is in memory after some searches
+    reached: bool  # whether the recall is at least the one that was asked for
 
 
 class Structure(Settings):
-    """How the vectors are arranged for search."""
+    """A search structure: what the user asked for, and the FAISS structure that was built."""
 
-    asked: str = "auto"  # as --type had it
-    recall: float = 0.99  # as --recall had it
-    factory: str = "IDMap,Flat"
-    effort: int = 0  # nprobe or efSearch; 0 where there is neither
-    refine: int = 0  # how many times k are ranked anew by their true vectors; 0: scores are true
-    built_for: int = 0  # how many vectors there were when it was learned and measured
+    asked: str = "auto"  # the value of --type
+    recall: float = 0.99  # the value of --recall
+    factory: str = "IDMap,Flat"  # the factory string of FAISS
+    effort: int = 0  # nprobe or efSearch; 0 if the structure has neither
+    refine: int = 0  # refine·k candidates are ranked again by their vectors; 0: no need to
+    built_for: int = 0  # the number of vectors when it was trained and measured
     measured: Measured | None = None
 
 
 class VectorFile(Settings):
+    """The FAISS file, with all that is needed to recognise it."""
+
     name: str = Field(pattern=r"^vectors-\d+\.faiss$")
     sha256: str
     size: int
@@ -62,12 +64,15 @@ class VectorFile(Settings):
         )
 
     def fault(self, folder: Path, thorough: bool = False) -> str | None:
-        """What is wrong with the file, or None if it is the one that was written.
+        """What is wrong with the file, or None if it is the file that was written.
 
-        A FAISS file can make its reader do anything, so none is loaded that is not ours. Reading
-        gigabytes for their checksum would take longer than all the rest of opening, though: a large file
-        whose size, time of writing and inode are those we left it with is taken for ours. Whoever could
-        fake these could as well write a manifest. ``verify`` is thorough and sees decay of the disk too.
+        A hostile FAISS file could run any code in the process that loads it. So a file is loaded
+        only if its checksum shows that we wrote it. But the checksum of some gigabytes would take
+        most of the time of opening. So a large file counts as ours if its size, modification time
+        and inode are unchanged. An attacker who can fake these can also write a manifest.
+
+        `couce index verify` is ``thorough``: it always computes the checksum, and so it also finds
+        faults of the disk.
         """
         path = folder / self.name
         try:
@@ -79,17 +84,19 @@ class VectorFile(Settings):
         untouched = (found.st_mtime_ns, found.st_ino) == (self.mtime_ns, self.inode)
         if untouched and self.size > _SMALL and not thorough:
             return None
-        return None if checksum(path) == self.sha256 else "is damaged: its checksum is another"
+        return None if checksum(path) == self.sha256 else "is damaged: its checksum is wrong"
 
 
 class Manifest(Settings):
+    """The content of ``manifest.json``."""
+
     format: Literal[1] = 1
-    catalog: str = ""  # its identity
+    catalog: str = ""  # the identity of the catalog
     model_hash: str | None = None
     dim: int | None = None
-    revision: int = 0  # of the catalog that the FAISS file holds
-    count: int = 0  # of vectors in it
-    last: int = 0  # the highest number of a row in it
+    revision: int = 0  # the revision of the catalog whose vectors the FAISS file has
+    count: int = 0  # of the vectors in the FAISS file
+    last: int = 0  # the highest row number in the FAISS file
     structure: Structure = Structure()
     file: VectorFile | None = None
 
@@ -107,11 +114,11 @@ class Manifest(Settings):
         except ValueError:
             raise CouceError(f"{path} is damaged: it is not JSON") from None
         if not isinstance(values, dict):
-            raise CouceError(f"{path} is damaged: it is no description of an index")
+            raise CouceError(f"{path} is damaged: it does not describe an index")
         if isinstance(values.get("format"), int) and values["format"] > FORMAT:
             raise NewerFormatError(
-                f"{path} has format {values['format']}, and this version of CouCE reads {FORMAT};"
-                " use the version that wrote it"
+                f"{path} has format {values['format']}, but this version of CouCE only reads format"
+                f" {FORMAT}; use the version that wrote it"
             )
         try:
             return cls.parse(values)
@@ -120,7 +127,7 @@ class Manifest(Settings):
 
 
 class NewerFormatError(CouceError):
-    """Not damage: to be left alone, not written anew."""
+    """The manifest is of a newer version. It is not damaged and must not be replaced."""
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,8 @@
-"""What an index in a folder has in memory, for one revision of its catalog after another.
+"""The vectors of an index in a folder that are in memory, for the latest revision of its catalog.
 
-A moment is the FAISS file, the rows that came after it was written, and the numbers of those that went. It is
-never changed but replaced by the next, so that whoever searches goes on with the one it took.
+A moment has the FAISS file, the rows that were added after the file was written, and the numbers of
+the removed rows. It never changes: a new revision replaces it by a new moment. So a search can
+finish with the moment with which it has begun.
 """
 
 import logging
@@ -27,18 +28,18 @@ from couce.index.local.parts import Allowed, MainPart, Nearest, RecentPart, Trut
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-_REMEMBERED = 16  # filters whose numbers are kept until the next change
+_REMEMBERED = 16  # how many filters have their row numbers cached
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in memory for one revision of the catalog."""
+    """The vectors in memory for one revision of the catalog."""
 
     revision: int
-    main_revision: int  # the FAISS file that the catalog spoke of, whether it could be used or not
+    main_revision: int  # of the FAISS file that the catalog names, even if it cannot be used
     main: MainPart | None
     recent: RecentPart
-    removed: rows.Numbers  # sorted; since the main part was written
+    removed: rows.Numbers  # the rows removed since the main part was written, sorted
 
     @cached_property
     def main_allowed(self) -> Allowed:
@@ -53,20 +54,21 @@ class Moment:
 
 
 class Memory:
-    """The latest moment, and searches in any."""
+    """Keeps the latest moment up to date, and searches in a moment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._moving = threading.Lock()  # held by whoever brings the memory up to date
+        self._moving = threading.Lock()  # held while the moment is brought up to date
         self._moment: Moment | None = None
         self._filters: OrderedDict[tuple[int, int, str], _Chosen] = OrderedDict()
         self._reported: set[str] = set()
 
     def at(self, db: Connection, found: rows.State, patient: bool) -> Moment | None:
-        """What is in memory for the revision that ``db`` sees, brought up to date if need be.
+        """The moment for the revision that ``db`` sees. It is brought up to date if necessary.
 
-        None if it is past that revision already, and the caller is to look again. Unless ``patient``, what is
-        newer than the catalog is not waited for but left out.
+        None if the memory already has a newer revision; the caller must then begin a new
+        transaction. If not ``patient``, a memory or a manifest that is newer than the catalog is
+        ignored instead.
         """
         moment = self._moment
         if moment is not None and (moment.revision, moment.main_revision) == found[3:5]:
@@ -76,13 +78,13 @@ class Memory:
             if moment is not None and moment.revision > found.revision:
                 if patient:
                     return None
-                moment = None  # the catalog was put back from an older copy
+                moment = None  # the catalog was restored from an older copy
             if moment is None or moment.main_revision != found.main_revision:
                 main = self._load_main(found, moment.main if moment is not None else None, patient)
                 if main is not None and main.revision > found.revision:
-                    return None  # written after the moment that db sees
+                    return None  # the file was written after this transaction began
                 if moment is None or main is None or main is not moment.main:
-                    # Without a FAISS file to use, all rows are recent ones.
+                    # Without a FAISS file, all rows become recent ones.
                     moment = _beginning(found, main)
                 else:
                     moment = replace(moment, main_revision=found.main_revision)
@@ -98,11 +100,12 @@ class Memory:
     def _load_main(
         self, found: rows.State, held: MainPart | None, patient: bool
     ) -> MainPart | None:
-        """The FAISS file if it can be used; said in a line if it cannot."""
+        """The FAISS file, or None and a warning if it cannot be used."""
         if not found.main_revision:
             return None
         fault = ""
-        for _ in range(ATTEMPTS):  # a writer may be putting a newer one in its place
+        # Several attempts, because a writer may be replacing the file right now.
+        for _ in range(ATTEMPTS):
             try:
                 manifest = Manifest.read(self._folder)
                 fault = file_fault(self._folder, manifest, found, patient) or ""
@@ -119,13 +122,16 @@ class Memory:
         if fault not in self._reported:
             self._reported.add(fault)
             log.warning(
-                "%s; searched without it, `couce index compact %s` mends that", fault, self._folder
+                "%s; searches are slower without it; repair it with `couce index compact %s`",
+                fault,
+                self._folder,
             )
         return None
 
     def nearest(
         self, db: Connection, moment: Moment, queries: Vectors, k: int, found_clauses: Clauses
     ) -> Nearest:
+        """The nearest rows of each query in a moment, among those that match the filter."""
         found = nothing(len(queries))
         if not len(queries):
             return found
@@ -144,7 +150,7 @@ class Memory:
         return found
 
     def _chosen(self, db: Connection, moment: Moment, found_clauses: Clauses) -> "_Chosen":
-        # As text, since True == 1 in Python and not in metadata.
+        # The key is text, because True == 1 in Python but not in metadata.
         key = (moment.revision, moment.main_revision, repr(found_clauses))
         with suppress(KeyError):
             return self._filters[key]
@@ -152,30 +158,31 @@ class Memory:
         last = moment.main.last if moment.main is not None else 0
         places = np.flatnonzero(np.isin(moment.recent.numbers, numbers))
         found = self._filters[key] = _Chosen(Allowed.these(numbers, last), places)
-        with suppress(KeyError):  # another thread may be at it too
+        with suppress(KeyError):  # another thread may remove entries at the same time
             while len(self._filters) > _REMEMBERED:
                 self._filters.popitem(last=False)
         return found
 
 
 class _Chosen(NamedTuple):
-    """What a filter lets through."""
+    """The rows that match a filter."""
 
     main: Allowed
     recent: NDArray[np.intp]  # places in the recent part
 
 
 def _beginning(found: rows.State, main: MainPart | None) -> Moment:
+    """A moment with the FAISS file alone, before the later changes are added."""
     since = main.revision if main is not None else 0
     recent = RecentPart()
     return Moment(since, found.main_revision, main, recent, np.empty(0, np.int64))
 
 
 def file_fault(folder: Path, manifest: Manifest, found: rows.State, patient: bool) -> str | None:
-    """Why the FAISS file of this manifest must not be used with this catalog."""
+    """Why the FAISS file of this manifest cannot be used with this catalog, or None if it can."""
     name = folder / "manifest.json"
     if manifest.catalog != found.identity:
-        return f"{name} is of another catalog"
+        return f"{name} belongs to another catalog"
     if manifest.revision < found.main_revision:
         return f"{name} is older than the catalog"
     if manifest.revision > found.revision and not patient:

@@ -1,4 +1,4 @@
-"""What a search looks through: a FAISS file, and the rows that came after it was written."""
+"""The two parts that a search covers: the FAISS file, and the rows added after it was written."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -18,24 +18,26 @@ Numbers = NDArray[np.int64]
 
 
 class Truth(NamedTuple):
-    """What a search may ask the catalog."""
+    """The functions with which a search reads the catalog."""
 
-    load: Callable[[Numbers], Vectors]  # the vectors of rows
-    up_to: Callable[[int], Numbers]  # the numbers of all rows up to one
+    load: Callable[[Numbers], Vectors]  # the vectors of some rows
+    up_to: Callable[[int], Numbers]  # all row numbers up to a given one
 
 
-# A graph or a compressed list is no use for so small a share of its rows: these are compared one by one.
+# If a filter allows a smaller share of the rows, they are compared one by one, because a graph or
+# compressed vectors would be slow or inexact.
 _FEW = 0.05
 
 
 class Nearest(NamedTuple):
-    """Nearest first; a number of -1 is none."""
+    """The rows that a search found, nearest first. A number of -1 means that there is no row."""
 
     scores: NDArray[np.float32]  # (n, k)
     numbers: Numbers  # (n, k)
 
 
 def nothing(queries: int) -> Nearest:
+    """An empty result for so many queries."""
     return Nearest(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
 
 
@@ -43,13 +45,13 @@ class Allowed:
     """The rows of the main part that a search may find."""
 
     def __init__(self, numbers: Numbers | None, bits: NDArray[np.bool_] | None, count: int) -> None:
-        self.numbers = numbers  # None: not listed, since they are nearly all
-        self.bits = bits  # None: all of them
-        self.count = count
+        self.numbers = numbers  # sorted; None if nearly all rows are allowed
+        self.bits = bits  # one for each row number; None if all rows are allowed
+        self.count = count  # how many rows are allowed
 
     @classmethod
     def these(cls, numbers: Numbers, last: int) -> "Allowed":
-        """Those of ``numbers`` (sorted) that a part with rows up to ``last`` can have."""
+        """Allows the given rows. ``numbers`` is sorted; those after ``last`` are left out."""
         own = numbers[: np.searchsorted(numbers, last, "right")]
         bits = np.zeros(last + 1, np.bool_)
         bits[own] = True
@@ -57,6 +59,7 @@ class Allowed:
 
     @classmethod
     def all_but(cls, removed: Numbers, last: int, count: int) -> "Allowed":
+        """Allows all of ``count`` rows except the removed ones."""
         gone = removed[removed <= last]
         if not len(gone):
             return cls(None, None, count)
@@ -70,12 +73,13 @@ class Allowed:
             return None
         faiss = import_library("faiss")
 
-        self._packed = np.packbits(self.bits, bitorder="little")  # the selector only points at it
+        # FAISS keeps only a pointer to these bits, so they must stay alive.
+        self._packed = np.packbits(self.bits, bitorder="little")
         return faiss.IDSelectorBitmap(len(self._packed), faiss.swig_ptr(self._packed))
 
 
 class MainPart:
-    """A FAISS file, mapped into memory: opening reads none of it, searching what it needs."""
+    """A FAISS file that is mapped into memory. Only the pages that a search needs are read."""
 
     def __init__(self, folder: Path, manifest: Manifest, file: VectorFile) -> None:
         faiss = import_library("faiss")
@@ -89,17 +93,17 @@ class MainPart:
             reason = str(error).splitlines()[0]
             raise CouceError(f"{folder / file.name} cannot be loaded: {reason}") from None
         if self.index.ntotal != self.count or self.index.d != manifest.dim:
-            raise CouceError(f"{folder / file.name} does not hold what the manifest says")
+            raise CouceError(f"{folder / file.name} does not match the manifest")
 
     def search(self, queries: Vectors, k: int, allowed: Allowed, truth: Truth) -> Nearest:
-        """The nearest among the allowed rows: as many as there are, up to ``k``."""
+        """The ``k`` nearest of the allowed rows, or all of them if there are fewer."""
         k = min(k, self.count, allowed.count)
         if not k:
             return nothing(len(queries))
         share = allowed.count / self.count
-        # These pass over a row that is not allowed at no cost, and their scores are true.
-        passes = self._inner.kind in ("flat", "ivf") and not self.structure.refine
-        if allowed.numbers is not None and share < _FEW and not passes:
+        # These structures skip other rows at no cost, and their scores are exact.
+        skips = self._inner.kind in ("flat", "ivf") and not self.structure.refine
+        if allowed.numbers is not None and share < _FEW and not skips:
             return among(queries, k, allowed.numbers, truth)
         effort = self._effort(k, share)
         found = self._search(queries, k, effort, allowed, truth)
@@ -109,16 +113,21 @@ class MainPart:
             fuller = self._search(queries[short], k, most, allowed, truth)
             found.scores[short], found.numbers[short] = fuller
             short = (found.numbers < 0).any(axis=1)
-        if short.any():  # a graph may have parts that no way leads to
+        # A graph may have parts that a search cannot reach. Then all rows are compared.
+        if short.any():
             listed = allowed.numbers if allowed.numbers is not None else truth.up_to(self.last)
             found.scores[short], found.numbers[short] = among(queries[short], k, listed, truth)
         return found
 
     def _effort(self, k: int, share: float) -> int:
-        """Tuned for 10 neighbours among all rows: more of them, or fewer rows, lie in more lists."""
+        """How hard to search for ``k`` neighbours if only a share of the rows is allowed.
+
+        The effort was tuned for 10 neighbours among all rows. More neighbours, or the same number
+        among fewer rows, are spread over more inverted lists.
+        """
         effort, most = self.structure.effort, most_effort(self._inner)
         if self._inner.kind == "ivf" and share < 0.1:
-            return most  # every list, but few rows of each
+            return most  # all lists, since few rows of each are compared
         wanted = effort * max(1.0, k / 10) ** 0.5 / share
         return min(most, max(int(wanted), k if self._inner.kind == "hnsw" else 1))
 
@@ -129,17 +138,17 @@ class MainPart:
         refine = self.structure.refine
         wide = min(k * refine, allowed.count) if refine else k
         if self._inner.kind == "ivf":
-            # A single query is spread over the cores by its lists, several by queries. The results are the
-            # same, so it does no harm if another thread sets it otherwise in between.
+            # For a single query, the cores divide its lists. Several queries are divided among the
+            # cores. The results are the same, so another thread may change this in the meantime.
             self._inner.index.parallel_mode = 1 if len(queries) == 1 else 0
         scores, numbers = search(self.index, queries, wide, chosen)
         return rank_anew(queries, numbers, k, truth) if refine else Nearest(scores, numbers)
 
 
 class RecentPart:
-    """The rows after those of the FAISS file, compared one by one.
+    """The rows that were added after the FAISS file was written. They are compared one by one.
 
-    It only ever grows: what was taken from it before stays as it was while more is added behind.
+    Rows are only appended, so a search in an older part is not disturbed by a newer one.
     """
 
     def __init__(self) -> None:
@@ -148,7 +157,7 @@ class RecentPart:
         self.size = 0
 
     def grown(self, numbers: Numbers, vectors: Vectors) -> "RecentPart":
-        """This part with further rows. Its memory is shared where there is room."""
+        """A new part with further rows. Both parts share the memory if it has enough space."""
         new = RecentPart()
         new.size = self.size + len(numbers)
         new._numbers, new._vectors = self._numbers, self._vectors
@@ -172,18 +181,19 @@ class RecentPart:
         return self._vectors[: self.size]
 
     def search(self, queries: Vectors, k: int, allowed: NDArray[np.intp] | None) -> Nearest:
-        """Among the rows at the places ``allowed``; None: all of them."""
+        """The nearest of the rows at the places ``allowed``, or of all rows if it is None."""
         numbers = self.numbers if allowed is None else self.numbers[allowed]
         vectors = self.vectors if allowed is None else self.vectors[allowed]
         return exact(queries, k, numbers, vectors)
 
 
 def exact(queries: Vectors, k: int, numbers: Numbers, vectors: Vectors) -> Nearest:
-    """The nearest rows by comparing all of them."""
+    """The nearest rows, found by comparing all of them."""
     k = min(k, len(numbers))
     if not k:
         return nothing(len(queries))
-    if len(queries) == 1:  # one product with a vector is quicker than faiss gets going
+    # For a single query, one matrix-vector product is faster than a call of FAISS.
+    if len(queries) == 1:
         scores = vectors @ queries[0]
         best = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(k)
         best = best[np.argsort(-scores[best], kind="stable")]
@@ -195,7 +205,7 @@ def exact(queries: Vectors, k: int, numbers: Numbers, vectors: Vectors) -> Neare
 
 
 def among(queries: Vectors, k: int, numbers: Numbers, truth: Truth, block: int = 16_384) -> Nearest:
-    """The nearest of listed rows, exactly, a block of them in memory at a time."""
+    """The nearest of the rows ``numbers``, by exact search with one block in memory at a time."""
     found = nothing(len(queries))
     for start in range(0, len(numbers), block):
         part = numbers[start : start + block]
@@ -204,6 +214,7 @@ def among(queries: Vectors, k: int, numbers: Numbers, truth: Truth, block: int =
 
 
 def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
+    """The ``k`` nearest rows of two results."""
     if not first.numbers.shape[1]:
         return Nearest(second.scores[:, :k], second.numbers[:, :k])
     if not second.numbers.shape[1]:
@@ -218,7 +229,7 @@ def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
 
 
 def rank_anew(queries: Vectors, numbers: Numbers, k: int, truth: Truth) -> Nearest:
-    """The best ``k`` of candidates (n, m) by their true vectors."""
+    """The ``k`` nearest of the candidates (n, m), by their uncompressed vectors."""
     there, at = np.unique(numbers[numbers >= 0], return_inverse=True)
     scores = np.full(numbers.shape, -np.inf, np.float32)
     if len(there):

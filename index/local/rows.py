@@ -1,4 +1,4 @@
-"""What is read from a catalog and written to it, within a transaction that the caller has opened."""
+"""Reads and writes the rows of a catalog, in a transaction that the caller has opened."""
 
 import json
 import sqlite3
@@ -23,12 +23,14 @@ _COLUMNS = "number, id, label, sha256, size, paths, metadata, time"
 
 
 class State(NamedTuple):
-    identity: str  # by which a manifest knows its catalog
+    """The table ``state`` of a catalog."""
+
+    identity: str  # names the catalog, so that a manifest can be matched with it
     dim: int | None
     model_hash: str | None
     revision: int
-    main_revision: int  # what the FAISS file holds; `removed` says nothing of before
-    total: int  # of items
+    main_revision: int  # of the FAISS file; `removed` has only later removals
+    total: int  # number of items
 
 
 def state(db: sqlite3.Connection) -> State:
@@ -39,14 +41,14 @@ def state(db: sqlite3.Connection) -> State:
         raise sqlite3.DatabaseError("no such thing as its state")
     if row[0] > FORMAT:
         raise CouceError(
-            f"this index has format {row[0]}, and this version of CouCE reads {FORMAT};"
+            f"this index has format {row[0]}, but this version of CouCE only reads format {FORMAT};"
             " use the version that wrote it"
         )
     return State(*row[1:])
 
 
 def put(db: sqlite3.Connection, revision: int, rows: Sequence[tuple[Item, Any]]) -> None:
-    """Adds items with their vectors (d,) or replaces them; None keeps the vector that is there."""
+    """Adds or replaces items with their vectors (d,). For None, the stored vector is kept."""
     added = 0
     for item, vector in rows:
         found = db.execute("SELECT number, time FROM items WHERE id = ?", (item.id,)).fetchone()
@@ -56,13 +58,15 @@ def put(db: sqlite3.Connection, revision: int, rows: Sequence[tuple[Item, Any]])
             if blob is None:
                 when = found[1]
             db.execute(
-                "UPDATE items SET label = ?, sha256 = ?, size = ?, paths = ?, metadata = ?, time = ?"
-                " WHERE number = ?",
+                "UPDATE items SET label = ?, sha256 = ?, size = ?, paths = ?, metadata = ?,"
+                " time = ? WHERE number = ?",
                 (*_columns(item), when, found[0]),
             )
             continue
         if blob is None:
-            raise CouceError(f"there is no {item.id!r} whose vector could be kept; give one")
+            raise CouceError(
+                f"the index has no item {item.id!r} whose vector could be kept; give a vector"
+            )
         if found is not None:
             _drop(db, found[0], revision)
         else:
@@ -77,6 +81,7 @@ def put(db: sqlite3.Connection, revision: int, rows: Sequence[tuple[Item, Any]])
 
 
 def drop(db: sqlite3.Connection, revision: int, ids: Iterable[str]) -> int:
+    """Removes items and returns how many of the ids there were."""
     dropped = 0
     for id in ids:
         found = db.execute("SELECT number FROM items WHERE id = ?", (id,)).fetchone()
@@ -88,7 +93,7 @@ def drop(db: sqlite3.Connection, revision: int, ids: Iterable[str]) -> int:
 
 
 def arrived(db: sqlite3.Connection, dim: int, after: int) -> Iterator[tuple[Numbers, Vectors]]:
-    """The rows that came after a revision and are still there, by number, block by block."""
+    """Yields the rows that were added after a revision and still exist, by number, in blocks."""
     rows = db.execute(
         "SELECT number, vector FROM items JOIN vectors USING (number) WHERE revision > ?"
         " ORDER BY number",
@@ -98,19 +103,19 @@ def arrived(db: sqlite3.Connection, dim: int, after: int) -> Iterator[tuple[Numb
 
 
 def everything(db: sqlite3.Connection, dim: int) -> Iterator[tuple[Numbers, Vectors]]:
-    """All vectors in the order of their numbers: the table from beginning to end, without looking up."""
+    """Yields all vectors in the order of their numbers, in blocks, by one scan of the table."""
     yield from _blocks(db.execute("SELECT number, vector FROM vectors ORDER BY number"), dim)
 
 
 def departed(db: sqlite3.Connection, after: int) -> Numbers:
-    """The numbers of the rows that went after a revision."""
+    """The numbers of the rows that were removed after a revision."""
     return _numbers(
         db.execute("SELECT number FROM removed WHERE revision > ? ORDER BY number", (after,))
     )
 
 
 def chosen(db: sqlite3.Connection, found: Clauses) -> Numbers:
-    """The numbers of the items that a filter lets through."""
+    """The numbers of the items that match a filter."""
     condition, parameters = to_sql(found)
     return _numbers(
         db.execute(f"SELECT number FROM items WHERE {condition} ORDER BY number", parameters)  # noqa: S608
@@ -118,14 +123,14 @@ def chosen(db: sqlite3.Connection, found: Clauses) -> Numbers:
 
 
 def numbers_up_to(db: sqlite3.Connection, last: int) -> Numbers:
-    """The numbers of all rows up to one."""
+    """The numbers of all rows up to ``last``."""
     return _numbers(
         db.execute("SELECT number FROM items WHERE number <= ? ORDER BY number", (last,))
     )
 
 
 def vectors_of(db: sqlite3.Connection, numbers: Numbers, dim: int) -> Vectors:
-    """The vectors (n, d) of rows that are there, in the order asked for."""
+    """The vectors (n, d) of the given rows, in the same order. All of these rows must exist."""
     found: dict[int, bytes] = {}
     for part in _parts(np.unique(numbers)):
         marks = ", ".join("?" * len(part))
@@ -141,12 +146,12 @@ def items_of(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, Item]:
 
 
 def items_by_id(db: sqlite3.Connection, ids: Iterable[str]) -> dict[str, tuple[int, Item]]:
-    """With their numbers."""
+    """The items with these ids, each with its number."""
     return {item.id: (number, item) for number, item in _in_parts(db, "id", ids)}
 
 
 def page(db: sqlite3.Connection, found: Clauses, offset: int, limit: int) -> list[Item]:
-    """Items in the order of their ids."""
+    """A page of the items that match a filter, in the order of their ids."""
     condition, parameters = to_sql(found)
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM items WHERE {condition} ORDER BY id LIMIT ? OFFSET ?",  # noqa: S608
@@ -156,6 +161,7 @@ def page(db: sqlite3.Connection, found: Clauses, offset: int, limit: int) -> lis
 
 
 def page_after(db: sqlite3.Connection, id: str, limit: int) -> list[Item]:
+    """The items after an id, in the order of their ids."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
         (id, limit),
@@ -166,7 +172,8 @@ def page_after(db: sqlite3.Connection, id: str, limit: int) -> list[Item]:
 def label_counts(db: sqlite3.Connection) -> dict[str, int]:
     return dict(
         db.execute(
-            "SELECT label, count(*) FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY label"
+            "SELECT label, count(*) FROM items WHERE label IS NOT NULL"
+            " GROUP BY label ORDER BY label"
         )
     )
 
@@ -186,7 +193,8 @@ def _in_parts(
 
 
 def _items(rows: list[tuple[Any, ...]]) -> Iterator[tuple[int, Item]]:
-    """With their numbers. The paths of all are decoded at once, since that is most of the work."""
+    """Yields the number and the item of each row."""
+    # The paths of all rows are decoded at once, because decoding is most of the work.
     paths = json.loads(f"[{','.join([row[5] for row in rows])}]")
     for row, files in zip(rows, paths, strict=True):
         number, id, label, sha256, size, _, metadata, when = row
@@ -211,8 +219,8 @@ def _blocks(rows: sqlite3.Cursor, dim: int) -> Iterator[tuple[Numbers, Vectors]]
         vectors = np.frombuffer(b"".join(row[1] for row in block), np.float32)
         if vectors.size != len(block) * dim:
             raise StorageError(
-                "a vector in the catalog is damaged: it has another length;"
-                " `couce index verify` names it"
+                "a vector in the catalog is damaged: its length is wrong; find it with"
+                " `couce index verify`"
             )
         yield np.array([row[0] for row in block], np.int64), vectors.reshape(-1, dim)
 
@@ -222,7 +230,7 @@ def _numbers(rows: sqlite3.Cursor) -> Numbers:
 
 
 def _parts(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """In lists short enough for a statement."""
+    """Splits the values into lists that are short enough for the parameters of a statement."""
     left = values.tolist() if isinstance(values, np.ndarray) else list(values)
     for start in range(0, len(left), 500):
         yield left[start : start + 500]

@@ -1,8 +1,8 @@
-"""How vectors are arranged for search: which FAISS structure, and how hard it must look.
+"""Builds and tunes the FAISS structure of an index.
 
-``auto`` searches small galleries exactly, larger ones by inverted lists (IVF), and compresses (PQ) only
-what would not fit into memory. How many lists are looked into is set so that held-out queries find the
-share of their true neighbours that was asked for.
+``auto`` searches small galleries exactly and larger ones with inverted lists (IVF). It compresses
+vectors (PQ) only if they would not fit into memory. Each search visits some of the lists. Their
+number is tuned until held-out queries reach the recall that was asked for.
 """
 
 import math
@@ -23,25 +23,28 @@ Numbers = NDArray[np.int64]
 Blocks = Iterable[tuple[Numbers, Vectors]]
 
 TYPES = ("auto", "flat", "hnsw", "ivf", "ivfpq")
-K = 10  # neighbours by which recall is measured
+K = 10  # recall is measured with so many neighbours
 
-FLAT_UP_TO = 50_000  # vectors: exact search then takes milliseconds
-MEMORY_SHARE = 0.5  # of the machine's: what uncompressed vectors may take
-_POINTS = 40  # a list is trained on; faiss warns below 39
-_QUERIES = 1024
-_SINGLE = 50  # queries timed one by one
+FLAT_UP_TO = 50_000  # exact search in so many vectors takes only milliseconds
+MEMORY_SHARE = 0.5  # the share of the machine's memory that uncompressed vectors may take
+_POINTS = 40  # training vectors of each list; FAISS warns below 39
+_QUERIES = 1024  # the most held-out queries
+_SINGLE = 50  # queries that are timed one by one
 
 
 class Built(NamedTuple):
+    """A FAISS index and its description."""
+
     index: Any
     structure: Structure
 
 
 def lists(count: int) -> int:
-    """How many inverted lists: a power of two near 4·√n, none of them short of training points.
+    """The number of inverted lists: a power of two near 4·√n, with enough training points for each.
 
-    Half as many are learned in a quarter of the time, but where clusters are small each list then mixes so
-    many that their members stray: a million vectors in clusters of 50 had to look into 40 % of the lists.
+    Half as many lists would be trained in a quarter of the time. But if clusters are small, each
+    list then has vectors of many clusters, and a cluster is spread over many lists. A search among
+    a million vectors in clusters of 50 had to visit 40 % of the lists.
 
     >>> lists(1_000_000), lists(100_000), lists(100)
     (4096, 1024, 2)
@@ -62,7 +65,7 @@ def codes(dim: int) -> int:
 
 
 def factory(asked: str, count: int, dim: int, memory: int | None = None) -> str:
-    """FAISS's name for what was asked for, given so many vectors.
+    """The factory string of FAISS for the type ``asked``, for ``count`` vectors.
 
     >>> factory("auto", 1000, 512), factory("auto", 10**6, 512, memory=16 * 2**30)
     ('IDMap,Flat', 'IVF4096,Flat')
@@ -79,37 +82,40 @@ def factory(asked: str, count: int, dim: int, memory: int | None = None) -> str:
     if asked == "ivf":
         return f"IVF{lists(count)},Flat"
     if asked == "ivfpq":
-        # A code of 8 bits is one of 256 centres, learned from at least as many vectors; np leaves out the
-        # ordering of centres for a kind of search that is not used, which takes most of the training.
+        # An 8-bit code stands for one of 256 centres, so training needs at least 256 vectors. "np"
+        # turns off polysemous training, which takes most of the time and is not needed here.
         return f"IVF{lists(count)},PQ{codes(dim)}np" if count >= 256 else "IDMap,Flat"
     return asked if "IVF" in asked or asked.startswith("IDMap") else f"IDMap,{asked}"
 
 
 def check_type(asked: str) -> None:
-    """Refuses what FAISS does not know, before any work is done."""
+    """Refuses a type that FAISS does not know, before any work is done."""
     if asked in TYPES:
         return
     if asked.isalpha() and asked.islower():
         raise unknown_name("type of index", asked, (*TYPES, "or a factory string of FAISS"))
     if "Refine" in asked or "RFlat" in asked:
-        raise CouceError(f"{asked}: leave out the refining, CouCE ranks by the true vectors itself")
+        raise CouceError(
+            f"leave out the refinement in {asked!r}; CouCE itself ranks the candidates by their"
+            " uncompressed vectors"
+        )
     try:
         import_library("faiss").index_factory(
             64, factory(asked, 10**6, 64), import_library("faiss").METRIC_INNER_PRODUCT
         )
     except (RuntimeError, AssertionError):
         raise CouceError(
-            f"FAISS knows no index {asked!r}; take one of {', '.join(TYPES)}"
+            f"FAISS knows no index type {asked!r}; choose one of {', '.join(TYPES)}"
         ) from None
 
 
 def build(
     structure: Structure, count: int, dim: int, blocks: Callable[[], Blocks], memory: int | None
 ) -> Built:
-    """A FAISS index of all vectors and how to search it, tuned and measured.
+    """Builds a FAISS index of all vectors, and tunes and measures its search.
 
-    ``blocks`` gives the vectors anew at each call; they are gone through twice, never held at once. The
-    queries of the measurement are rows that the index gets only after it.
+    Each call of ``blocks`` yields all vectors again, so that they are never all in memory. Some
+    vectors are held out as queries of the measurement, and are added to the index after it.
     """
     faiss = import_library("faiss")
     name = factory(structure.asked, count, dim, memory)
@@ -117,10 +123,10 @@ def build(
         index = faiss.index_factory(dim, name, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError:
         raise CouceError(
-            f"FAISS cannot make {name!r} for vectors of {dim} dimensions; take another --type"
+            f"FAISS cannot build {name!r} for vectors of {dim} dimensions; choose another --type"
         ) from None
     inner = innermost(index)
-    # Whether its scores are those of the true vectors.
+    # Whether the scores of the index are the true cosines.
     exact = not inner.transformed and (name.endswith("Flat") or inner.kind == "hnsw")
     rng = np.random.default_rng(0)
     held_count = 0 if inner.kind == "flat" else min(_QUERIES, count // 20)
@@ -154,20 +160,21 @@ def build(
 
 
 class Inner(NamedTuple):
-    """What is inside the wrappers of an index: the part that is told how hard to look."""
+    """The FAISS index inside its wrappers. It takes the search parameters."""
 
     kind: str  # ivf, hnsw, flat or other
     index: Any
-    transformed: bool  # vectors are rotated or reduced before they reach it
+    transformed: bool  # whether a wrapper rotates the vectors or reduces their dimension
 
 
 def innermost(index: Any) -> Inner:
+    """Finds the index inside all wrappers."""
     faiss = import_library("faiss")
     found, transformed = faiss.downcast_index(index), False
     while True:
         if isinstance(found, faiss.IndexPreTransform):
             found, transformed = faiss.downcast_index(found.index), True
-        elif isinstance(found, faiss.IndexIDMap):  # IDMap2 is one too
+        elif isinstance(found, faiss.IndexIDMap):  # or its subclass IndexIDMap2
             found = faiss.downcast_index(found.index)
         else:
             break
@@ -177,8 +184,10 @@ def innermost(index: Any) -> Inner:
 
 
 def parameters(inner: Inner, effort: int, selector: Any = None) -> Any:
-    """How hard to look and among what, for one search: the index itself is left alone, so that several
-    threads may search it."""
+    """The parameters of one search: its effort, and the selector of the allowed rows.
+
+    The index itself is not changed, so several threads can search it.
+    """
     faiss = import_library("faiss")
     options = {} if selector is None else {"sel": selector}
     if inner.kind == "ivf":
@@ -193,21 +202,21 @@ def parameters(inner: Inner, effort: int, selector: Any = None) -> Any:
 
 
 def search(index: Any, queries: Vectors, k: int, chosen: Any) -> tuple[Vectors, Numbers]:
-    """FAISS's own search with :func:`parameters`.
+    """Searches a FAISS index with the given :func:`parameters`.
 
-    ``faiss.contrib.torch_utils``, which pytorch-metric-learning imports, puts one in its place that takes
-    none, and keeps the other as ``search_numpy``.
+    pytorch-metric-learning imports ``faiss.contrib.torch_utils``. It replaces the method ``search``
+    by one without parameters, and keeps the original as ``search_numpy``.
     """
     return getattr(index, "search_numpy", index.search)(queries, k, params=chosen)
 
 
 def most_effort(inner: Inner) -> int:
-    """At which an index has looked everywhere, or at everything worthwhile."""
+    """The highest effort: all inverted lists, or for a graph a limit that is large enough."""
     return int(inner.index.nlist) if inner.kind == "ivf" else 4096 if inner.kind == "hnsw" else 0
 
 
 class _Nearest:
-    """The true nearest of some queries among rows that come by in blocks."""
+    """Finds the true nearest neighbours of some queries among vectors that come in blocks."""
 
     def __init__(self, queries: Vectors) -> None:
         self.queries = queries
@@ -225,27 +234,31 @@ class _Nearest:
         self.numbers = np.take_along_axis(names, order, axis=1)
 
     def recall(self, found: Numbers) -> float:
-        """The share of true neighbours among those found (n, ≥ K) for the first n queries."""
+        """The share of true neighbours in ``found`` (n, ≥ K), the hits of the first n queries."""
         true = self.numbers[: len(found)]
         hits = (found[:, :, None] == true[:, None, :]) & (true >= 0)[:, None, :]
         return float(hits.any(axis=1).sum() / max(1, np.count_nonzero(true >= 0)))
 
 
 def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Structure:
-    """The least effort that reaches the recall, with a quarter of what may be lost in hand: other
-    queries than these will do a little worse."""
+    """Finds the least effort that reaches the recall, and measures it.
+
+    Other queries will do a little worse than these. So the goal is higher than the recall asked
+    for, by a quarter of the recall that may be lost.
+    """
     inner = innermost(index)
     goal = structure.recall + (1 - structure.recall) / 4
     most = most_effort(inner)
 
     def found(effort: int, refine: int, few: int | None = None) -> float:
-        # Candidates beyond K are ranked by true vectors later: what counts is that they are among them.
+        # More than K candidates are ranked by their uncompressed vectors later. So a true neighbour
+        # counts as found if it is among the candidates.
         wide = K * max(1, refine)
         _, numbers = search(index, truth.queries[:few], wide, parameters(inner, effort))
         return truth.recall(numbers)
 
     refine = 0 if exact else 4
-    # How many candidates it takes if all lists are looked into, which is slow: by few queries.
+    # The number of candidates is chosen with a search in all lists. It is slow, so queries are few.
     while not exact and refine < 64 and found(most, refine, _SINGLE) < goal:
         refine *= 2
     low, high = 0, min(1, most)
@@ -253,7 +266,7 @@ def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Str
     while recall < goal and high < most:
         low, high = high, min(2 * high, most)
         recall = found(high, refine)
-    # The goal is missed at low and reached at high, if it can be.
+    # A binary search: at low the goal is missed, and at high it is reached if that is possible.
     while recall >= goal and high - low > max(1, low // 16):
         middle = (low + high) // 2
         reached = found(middle, refine)
@@ -268,13 +281,14 @@ def _tune(index: Any, structure: Structure, truth: _Nearest, exact: bool) -> Str
         queries=len(truth.queries),
         milliseconds=_milliseconds(index, truth.queries, parameters(inner, effort)),
         exact_milliseconds=_exact_milliseconds(index, truth.queries),
-        bytes=0,  # known once it is written
+        bytes=0,  # set when the file is written
         reached=recall >= structure.recall,
     )
     return structure.model_copy(update={"effort": effort, "refine": refine, "measured": measured})
 
 
 def _milliseconds(index: Any, queries: Vectors, chosen: Any) -> float:
+    """The median time of a single query."""
     times = []
     for query in queries[:_SINGLE, None]:
         start = time.perf_counter()
@@ -284,7 +298,7 @@ def _milliseconds(index: Any, queries: Vectors, chosen: Any) -> float:
 
 
 def _exact_milliseconds(index: Any, queries: Vectors) -> float | None:
-    """Of a search that looks at every vector, where the index has them."""
+    """The median time of an exact search, or None if the index has no uncompressed vectors."""
     inner = innermost(index)
     few = queries[:10]
     if inner.kind == "ivf" and isinstance(inner.index, import_library("faiss").IndexIVFFlat):
@@ -296,6 +310,7 @@ def _exact_milliseconds(index: Any, queries: Vectors) -> float | None:
 
 
 def _training_points(index: Any, count: int) -> int:
+    """The number of vectors for the training."""
     inner = innermost(index)
     wanted = _POINTS * (inner.index.nlist if inner.kind == "ivf" else 256)
     return min(count, max(wanted, 256 * _POINTS))
@@ -306,7 +321,8 @@ def _train(index: Any, sample: Vectors) -> None:
     inner = innermost(index)
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     if inner.kind == "ivf":
-        inner.index.cp.min_points_per_centroid = 1  # few of them are warned of on every build
+        # Without this, FAISS warns at every build of a small gallery.
+        inner.index.cp.min_points_per_centroid = 1
         if hasattr(inner.index, "pq"):
             inner.index.pq.cp.min_points_per_centroid = 1
         if gpus and not inner.transformed:
@@ -317,13 +333,13 @@ def _train(index: Any, sample: Vectors) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0].split(": ")[-1]
         raise CouceError(
-            f"FAISS cannot learn its structure from {len(sample)} vectors ({reason}); take another"
-            " --type"
+            f"FAISS cannot train its structure with {len(sample)} vectors ({reason}); choose"
+            " another --type"
         ) from None
 
 
 def _take(blocks: Blocks, rows: Numbers, dim: int) -> tuple[Numbers, Vectors]:
-    """Some rows (sorted) of what comes in blocks."""
+    """The numbers and vectors at the places ``rows`` (sorted) of all blocks together."""
     numbers, vectors = np.empty(len(rows), np.int64), np.empty((len(rows), dim), np.float32)
     seen = filled = 0
     for block_numbers, block in blocks:

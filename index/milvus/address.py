@@ -12,8 +12,11 @@ _LEVELS = ("Strong", "Bounded", "Session", "Eventually")
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """``milvus+https`` is TLS. A user name without a password is a token. After a question mark:
-    ``db``, ``consistency`` (Strong, Bounded, Session, Eventually) and ``timeout`` in seconds.
+    """The parts of an address.
+
+    ``milvus+https`` uses TLS. A user name without a password is a token. The options ``db``,
+    ``consistency`` (Strong, Bounded, Session or Eventually) and ``timeout`` (in seconds) follow
+    after a question mark, as in ``?db=zoo&timeout=5``.
     """
 
     uri: str
@@ -26,12 +29,13 @@ class MilvusAddress:
     timeout: float = 10.0
 
     def __str__(self) -> str:
-        """Without what is secret."""
+        """The address without user name, password and token."""
         return f"milvus+{self.uri}/{self.collection}"
 
     @classmethod
     def parse(cls, text: str) -> "MilvusAddress":
-        """
+        """Splits an address into its parts.
+
         >>> address = MilvusAddress.parse("milvus+https://ann:p%40ss@db.example:443/birds?db=zoo")
         >>> address.uri, address.password, address.collection, address.db
         ('https://db.example:443', 'p@ss', 'birds', 'zoo')
@@ -44,13 +48,13 @@ class MilvusAddress:
             port = parts.port or _PORT
         except ValueError:
             raise CouceError(
-                f"this is no address of the form {example}: its port or host"
+                f"the port or host of this address is wrong; write it in the form {example}"
             ) from None
         collection = parts.path.strip("/")
         if not parts.hostname or not re.fullmatch(r"[A-Za-z_]\w{0,254}", collection, re.ASCII):
             raise CouceError(
-                f"an address has the form {example}, and a collection's name letters, digits and _,"
-                f" not {collection!r}"
+                f"an address has the form {example}; a collection's name must consist of letters,"
+                f" digits and _, and cannot be {collection!r}"
             )
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         known = ("db", "consistency", "timeout")
@@ -63,7 +67,9 @@ class MilvusAddress:
         try:
             timeout = float(options.get("timeout", 10.0))
         except ValueError:
-            raise CouceError(f"timeout is in seconds, not {options['timeout']!r}") from None
+            raise CouceError(
+                f"the timeout of an address must be in seconds, not {options['timeout']!r}"
+            ) from None
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
         return cls(

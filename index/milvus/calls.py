@@ -1,4 +1,4 @@
-"""Calls to Milvus: its errors as sentences, and passing ones tried again."""
+"""Calls to Milvus: turns its errors into sentences, and repeats calls after temporary errors."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +14,10 @@ T = TypeVar("T")
 
 
 class Calls:
-    """``calls(work)`` does the work, again after a moment if it failed for a reason that may pass. All calls
-    that the index makes can be made twice."""
+    """``calls(work)`` runs ``work``, and runs it again after a pause if the error is temporary.
+
+    This is safe, because every call of the index has the same effect when it is made twice.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -32,8 +34,8 @@ class Calls:
                 if attempt >= _TRIES:
                     raise
             except _AwayError:
-                # The client has tried for as long as its timeout. A server that has answered before is
-                # waited for a little longer, one that never has is said to be away at once.
+                # The client has already tried until its timeout. We try again only if this server
+                # has answered before; otherwise the address is probably wrong.
                 if attempt >= _TRIES or not self._answered:
                     raise
             time.sleep(0.1 * 2**attempt)
@@ -41,7 +43,7 @@ class Calls:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """Milvus's errors as sentences."""
+        """Turns the errors of Milvus into a CouceError of one sentence."""
         from grpc import RpcError
         from pymilvus.exceptions import MilvusException
 
@@ -52,19 +54,19 @@ class Calls:
             reason = text.strip().splitlines()[0][:300] if text.strip() else type(error).__name__
             if _away(error, text):
                 raise _AwayError(
-                    f"Milvus at {self._uri} does not answer ({reason}); is it running, and is"
-                    " the address right?"
+                    f"Milvus at {self._uri} does not answer ({reason}); check that it is running"
+                    " and that the address is right"
                 ) from error
             kind = _PassingError if _passing(text) else CouceError
-            raise kind(f"Milvus at {self._uri} refused: {reason}") from error
+            raise kind(f"Milvus at {self._uri} refused the call: {reason}") from error
 
 
 class _AwayError(StorageError):
-    """Nobody answers."""
+    """The server does not answer."""
 
 
 class _PassingError(StorageError):
-    """May be gone in a moment."""
+    """A temporary error of the server."""
 
 
 def _away(error: Exception, text: str) -> bool:

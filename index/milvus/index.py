@@ -1,9 +1,10 @@
-"""An index in Milvus: the same calls, for galleries beyond one machine.
+"""An index in Milvus, for galleries that are too large for one machine.
 
-One collection is one index. Its description keeps the model's hash. Vectors are of unit length and compared
-by cosine. With the consistency Strong, which is the default, every call sees what was acknowledged before
-it, as in a folder. A change of several items is not one transaction, though: after an error some of them may
-be there, and the same change again, which is safe, brings the others.
+Each index is one collection, and the collection's description holds the hash of the model. Vectors
+have unit length and are compared by cosine. The default consistency is Strong: every call sees all
+changes that were acknowledged before it, as in a folder. But a change of several items is not one
+transaction. After an error, some of the items may be changed. Repeating the change is safe and
+completes it.
 """
 
 import json
@@ -34,13 +35,13 @@ from couce.index.milvus.address import MilvusAddress
 from couce.index.milvus.calls import Calls
 from couce.index.paths import paths_from_json, paths_json
 
-WINDOW = 16_384  # Milvus ranks no more hits than this
-_BATCH = 500  # rows of a request
-_QUERIES = 64  # of a search request: each brings its items
-_JSON_BYTES = 65_536
+WINDOW = 16_384  # the most hits that Milvus returns for a query
+_BATCH = 500  # items of a request
+_QUERIES = 64  # queries of a request; there are few, because each returns its items
+_JSON_BYTES = 65_536  # the most bytes of a JSON field
 _FIELDS = ["id", "label", "sha256", "size", "paths", "metadata", "time"]
 
-# Our names of Milvus's index types, what they are built with and searched with.
+# Milvus's names of our index types, and below the options with which they are built.
 TYPES: dict[str, str] = {
     "auto": "HNSW",
     "flat": "FLAT",
@@ -58,7 +59,10 @@ _BUILD: dict[str, dict[str, int]] = {
 
 
 class MilvusIndex:
-    """A collection; made with its first item when it is opened for writing and not there."""
+    """An index in a Milvus collection.
+
+    If there is no collection, an index that is open for writing creates it with the first item.
+    """
 
     def __init__(
         self,
@@ -77,20 +81,21 @@ class MilvusIndex:
         try:
             if not self._there and mode != "write":
                 raise CouceError(
-                    f"there is no collection at {self.address}; `couce index build --to` makes one"
+                    f"there is no collection at {self.address}; create one with"
+                    " `couce index build --to`"
                 )
         except BaseException:
             self.close()
             raise
 
-    # The calls of an Index.
+    # The methods of Index.
 
     def add(self, items: Iterable[NewItem]) -> list[str]:
         self._check_writing()
         new = list(items)
         kept = [each.item() for each in new]
         given = [place for place, each in enumerate(new) if each.vector is not None]
-        # Of several with one id the last counts; Milvus would keep them all.
+        # Of several items with the same id, the last one counts. Milvus would keep all of them.
         rows = {item.id: _row(item) for item in kept}
         if given:
             vectors = unit_rows(stacked([new[place].vector for place in given]), self.dim)
@@ -146,7 +151,9 @@ class MilvusIndex:
     ) -> list[list[Hit]]:
         check_window(k, offset)
         if k + offset > WINDOW:
-            raise CouceError(f"Milvus ranks {WINDOW} hits at most, and {k + offset} were asked for")
+            raise CouceError(
+                f"Milvus returns at most {WINDOW} hits, and k + offset is {k + offset}; lower them"
+            )
         queries = unit_rows(vectors, self.dim)
         expression = to_milvus(clauses(filter))
         if not self._there:
@@ -223,7 +230,7 @@ class MilvusIndex:
     ) -> None:
         self.close()
 
-    # Inside.
+    # Private parts.
 
     @property
     def _name(self) -> str:
@@ -238,7 +245,8 @@ class MilvusIndex:
             from pymilvus import MilvusClient
         except ImportError:
             raise CouceError(
-                "pymilvus is not installed; pip install 'couce[milvus]', or use a folder"
+                "pymilvus is not installed; run `pip install 'couce[milvus]'`, or use an index in"
+                " a folder"
             ) from None
         address = self.address
         with self._call.speaking():
@@ -253,13 +261,16 @@ class MilvusIndex:
 
     @property
     def _there(self) -> bool:
-        """Asked anew until it is: another process may make it at any time."""
+        """Whether the collection exists. If it does not, the next call asks again.
+
+        Another process may create it at any time.
+        """
         if not self._found:
             self._look()
         return self._found
 
     def _look(self) -> None:
-        """What the server says of the collection, if it is there."""
+        """Asks the server for the collection. If it exists, checks its model and loads it."""
         client = self._client
         if not self._call(lambda: client.has_collection(self._name, timeout=self._timeout)):
             return
@@ -270,7 +281,7 @@ class MilvusIndex:
             dim = int(fields["vector"]["params"]["dim"])
         except (ValueError, KeyError, TypeError):
             raise CouceError(
-                f"the collection at {self.address} was not made by CouCE; name another"
+                f"the collection at {self.address} was not made by CouCE; use another name"
             ) from None
         check_model(str(self.address), about.get("model_hash"), dim, self.model_hash, self.dim)
         self.model_hash, self.dim = about.get("model_hash"), dim
@@ -279,7 +290,7 @@ class MilvusIndex:
         self._found = True
 
     def _make(self, dim: int) -> None:
-        """The collection, if it is not there."""
+        """Creates the collection if it does not exist."""
         if self._there:
             return
         from pymilvus import DataType, MilvusClient
@@ -314,7 +325,8 @@ class MilvusIndex:
         try:
             self._call(create)
         except CouceError:
-            if not self._there:  # else another worker was quicker
+            # If the collection exists now, another worker has created it in the meantime.
+            if not self._there:
                 raise
         self._look()
 
@@ -325,18 +337,21 @@ class MilvusIndex:
         return str((found or {}).get("index_type", ""))
 
     def _effort(self, k: int) -> dict[str, int]:
+        """The search parameters of the index type, which trade time for recall."""
         if self._type == "HNSW":
             return {"ef": max(128, k)}
         return {"nprobe": 64} if self._type.startswith(("IVF", "SCANN")) else {}
 
     def _keep_vectors(self, rows: dict[str, dict[str, Any]]) -> None:
-        """Fills in the vectors, and the times, of items that keep theirs."""
+        """Fills in the stored vectors and times of items that were given without a vector."""
         without = [id for id, row in rows.items() if "vector" not in row]
         for row in self._rows_of(without, ["id", "vector", "time"]):
             rows[row["id"]] |= {"vector": row["vector"], "time": row["time"]}
         for id in without:
             if "vector" not in rows[id]:
-                raise CouceError(f"there is no {id!r} whose vector could be kept; give one")
+                raise CouceError(
+                    f"the index has no item {id!r} whose vector could be kept; give a vector"
+                )
 
     def _rows_of(self, ids: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
         found = []
@@ -356,7 +371,10 @@ class MilvusIndex:
     def _page(
         self, after: str | None, limit: int, found: Clauses, fields: list[str]
     ) -> list[dict[str, Any]]:
-        """The next items by id. Milvus gives the lowest ids first, as its own iterators rely on."""
+        """The next items in the order of their ids.
+
+        This relies on Milvus returning the lowest ids first, as its own iterators do.
+        """
         if not self._there:
             return []
         beyond = (
@@ -385,14 +403,17 @@ class MilvusIndex:
 
     def _check_writing(self) -> None:
         if self._mode == "read":
-            raise CouceError(f"{self.address} is open for reading; open it with mode='write'")
+            raise CouceError(f"{self.address} is open for reading only; open it with mode='write'")
 
 
 def _row(item: Item) -> dict[str, Any]:
     paths = json.loads(paths_json(item.paths, item.stamps))
     size = len(json.dumps(paths, ensure_ascii=False).encode(errors="replace"))
     if size > _JSON_BYTES - 64:
-        raise CouceError(f"the {len(item.paths)} paths of {item.id!r} are more than Milvus keeps")
+        raise CouceError(
+            f"the {len(item.paths)} paths of {item.id!r} take more than {_JSON_BYTES - 64} bytes,"
+            " which Milvus cannot store; use an index in a folder"
+        )
     return {
         "id": item.id,
         "label": item.label or "",

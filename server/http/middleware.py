@@ -107,7 +107,8 @@ class RequestMiddleware:
         if _host(origin).netloc != headers.get("host"):
             raise Problem(
                 "forbidden",
-                f"pages of {origin[:60]} may not call this server; start it with --origin to allow them",
+                f"pages of {origin[:60]} may not call this server; start it with --origin to allow"
+                " them",
             )
 
     def _record(self, scope: Scope, id: str, status: int, seconds: float, size: int) -> None:

@@ -136,7 +136,9 @@ def as_problem(error: Exception) -> Problem:
         )
     if isinstance(error, CouceError):
         return Problem("invalid", str(error))
-    return Problem("internal", "the server failed; its log has the reason, under the id of this request")
+    return Problem(
+        "internal", "the server failed; its log has the reason, under the id of this request"
+    )
 
 
 def sentence(error: ValidationError | RequestValidationError) -> str:

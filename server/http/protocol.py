@@ -5,8 +5,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Most bytes in a row that are not part of a body: an address with its headers, or what surrounds the
-# chunks of a body.
+# Most bytes in a row that are not part of a body: an address with its headers, or the bytes
+# between the chunks of a body.
 _BYTES = 65_536
 _SECONDS = 30.0  # for the whole head of a request
 

@@ -74,7 +74,8 @@ async def read(request: Request, max_images: int = 1, json_body: bool = True) ->
         if body := await request.body():
             upload.images.append(body)
     else:
-        taken = "a form with the field image, or the image itself" + (", or JSON" if json_body else "")
+        taken = "a form with the field image, or the image itself"
+        taken += ", or JSON" if json_body else ""
         raise Problem("unsupported_type", f"this address takes {taken}, not {kind[:60]!r}")
     return upload
 
@@ -154,7 +155,9 @@ async def _read_form(request: Request, upload: Upload, max_images: int) -> None:
             if name == "image" and len(files) == len(values):
                 upload.images += [await each.read() for each in files]
             elif files or name == "image":
-                raise Problem("bad_request", "the field image must be a file, and no other field may be one")
+                raise Problem(
+                    "bad_request", "the field image must be a file, and no other field may be one"
+                )
             else:
                 _put_texts(upload, name, [str(each) for each in values])
     finally:

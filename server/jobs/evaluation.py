@@ -1,4 +1,7 @@
-"""The process of an evaluation: `python -m couce.server.jobs.evaluation FOLDER SETTINGS`, started by a server."""
+"""The process of one evaluation.
+
+A server starts it as `python -m couce.server.jobs.evaluation FOLDER SETTINGS`.
+"""
 
 import fcntl
 import hashlib
@@ -26,13 +29,15 @@ from couce.preprocess import ImageError, Preprocess
 from couce.server.jobs.queue import Job, JobFolder
 
 KS = (1, 2, 4, 8)
-_ENTRIES = 200_000
-_UNPACKED = 4 * 2**30  # bytes, of all that is in an archive
+_ENTRIES = 200_000  # most files in an archive
+_UNPACKED = 4 * 2**30  # most bytes of all unpacked files of an archive
 
 Progress = Callable[[float, str], None]
 
 
 class Labelled(NamedTuple):
+    """Embeddings with their labels, and how many were left out."""
+
     vectors: NDArray[np.float32]  # (n, d)
     labels: NDArray[np.str_]  # (n,)
     left_out: int
@@ -41,7 +46,10 @@ class Labelled(NamedTuple):
 def evaluate(
     job: Job, source: Path, settings: dict[str, Any], progress: Progress
 ) -> dict[str, float]:
-    """R@1, 2, 4, 8, RP, MAP@R and NMI; what was measured is noted in ``job``."""
+    """R@1, 2, 4, 8, RP, MAP@R and NMI.
+
+    The numbers of items, of classes and of images that were left out are written into ``job``.
+    """
     if job.of == "embeddings":
         found = read_embeddings(source)
         metrics = _among_themselves(found, progress)
@@ -72,6 +80,7 @@ def _among_themselves(found: Labelled, progress: Progress) -> dict[str, float]:
 
 
 def of_index(address: str) -> Labelled:
+    """All labelled embeddings of an index."""
     vectors, labels, left_out = [], [], 0
     with open_index(address) as index:
         for block in index.vectors():
@@ -91,42 +100,51 @@ def shown(address: str) -> set[str]:
 
 
 def read_embeddings(path: Path) -> Labelled:
-    """An npz with ``embeddings`` (n, d) and ``labels`` (n,), as `couce embed` writes it."""
-    archive = _open_zip(path, "the embeddings are not an npz file")
+    """Reads an npz with ``embeddings`` (n, d) and ``labels`` (n,), as `couce embed` writes it."""
+    archive = _open_zip(
+        path, "the embeddings are not an npz file; `couce embed` writes one, for example"
+    )
     _check_sizes(archive)
     try:
         with np.load(path, allow_pickle=False) as content:
             missing = {"embeddings", "labels"} - set(content.files)
             if missing:
-                raise CouceError(f"the npz has no {' and no '.join(sorted(missing))}")
+                raise CouceError(
+                    f"the npz has no {' and no '.join(sorted(missing))}; it needs the arrays"
+                    " embeddings and labels"
+                )
             vectors = np.asarray(content["embeddings"], np.float32)
             labels = content["labels"].astype(str)
     except (CouceError, MemoryError):
         raise
-    except Exception:  # whatever numpy's and zip's parsers run into
-        raise CouceError("the npz cannot be read: numbers and labels, without objects") from None
+    except Exception:  # numpy and zipfile raise errors of many types
+        raise CouceError(
+            "the npz cannot be read; save plain numbers and texts in it, no Python objects"
+        ) from None
     if vectors.ndim != 2 or labels.shape != vectors.shape[:1]:
         raise CouceError(
-            f"embeddings are (n, d) with n labels, not {vectors.shape} and {labels.shape}"
+            f"embeddings must be (n, d) and labels (n,), not {vectors.shape} and {labels.shape}"
         )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
-        raise CouceError("an embedding is zero or not finite")
+        raise CouceError("an embedding is zero or not finite; remove it from the npz")
     return Labelled(vectors / lengths, labels, 0)
 
 
 def embed_queries(
     path: Path, settings: dict[str, Any], known: set[str], progress: Callable[[float], None]
 ) -> Labelled:
-    """The images of a zip, labelled by the folders they are in. None of it is unpacked to the disk.
+    """Embeds the images of a zip, labelled by their folders. Nothing is unpacked to the disk.
 
-    One that the index has itself is left out: it would find itself.
+    An image that is in the index, too, is left out, because it would find itself.
     """
-    archive = _open_zip(path, "the query set is not a zip file")
+    archive = _open_zip(path, "the query set is not a zip file; send a zip of class folders")
     _check_sizes(archive)
     names = sorted(info.filename for info in archive.infolist() if _is_query(info))
     if not names:
-        raise CouceError("the zip has no images in class folders, as in wren/1.jpg")
+        raise CouceError(
+            "the zip has no images in class folders; add them under names such as wren/1.jpg"
+        )
     preprocess = settings["preprocess"]
     embedder = Embedder(
         settings["model"],
@@ -134,16 +152,16 @@ def embed_queries(
         preprocess=Preprocess.parse(preprocess) if preprocess else None,
         max_pixels=settings["max_pixels"],
     )
-    # By now the file may be another model than the one that is served: refused, and not measured.
+    # The model file may have been replaced since the server loaded it. Then this raises an error.
     open_index(settings["index"], model_hash=embedder.hash, dim=embedder.dim).close()
 
     def images() -> Iterator[bytes]:
         for name in names:
             try:
                 content = archive.read(name)
-            except Exception:  # whatever zip's parsers run into
+            except Exception:  # zipfile raises errors of many types
                 content = b""
-            # Nothing cannot be read as an image, and is counted so.
+            # Empty bytes are counted as an image that cannot be read.
             yield b"" if hashlib.sha256(content).hexdigest() in known else content
 
     vectors, labels = [], []
@@ -155,7 +173,8 @@ def embed_queries(
             progress(place / len(names))
     if not vectors:
         raise CouceError(
-            "none of the images in the zip can be read, or all are in the index itself"
+            "no image of the zip can be used, because each is damaged or in the index already;"
+            " send others"
         )
     return Labelled(np.stack(vectors), np.array(labels), len(names) - len(vectors))
 
@@ -176,19 +195,24 @@ def _open_zip(path: Path, fault: str) -> zipfile.ZipFile:
 
 
 def _check_sizes(archive: zipfile.ZipFile) -> None:
-    """A bomb is refused by its table of contents; zipfile reads no more than that says."""
+    """Refuses an archive whose table of contents announces too many files or bytes.
+
+    This also refuses zip bombs, because zipfile reads no more bytes of a file than announced.
+    """
     found = archive.infolist()
     if len(found) > _ENTRIES or sum(info.file_size for info in found) > _UNPACKED:
         raise CouceError(
-            f"the archive has more than {_ENTRIES} files or {_UNPACKED // 2**30} GB; send a part of it"
+            f"the archive has more than {_ENTRIES} files or {_UNPACKED // 2**30} GB; send a part of"
+            " it"
         )
 
 
 def main(folder: Path, settings: dict[str, Any]) -> None:
+    """Waits for its turn, evaluates, and writes the result into the folder of the job."""
     files = JobFolder(folder)
     with (folder.parent / "turn").open("w") as turn:
         threading.Thread(target=_watch, args=(files,), daemon=True).start()
-        fcntl.flock(turn, fcntl.LOCK_EX)  # one at a time
+        fcntl.flock(turn, fcntl.LOCK_EX)  # one evaluation runs at a time
         job = files.read()
         job.state, job.started = "running", time.time()
 
@@ -202,7 +226,8 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
             job.metrics = {k: None if math.isnan(v) else v for k, v in found.items()}
             job.state, job.progress, job.stage = "done", 1.0, "done"
         except MemoryError:
-            job.state, job.detail = "failed", "there is not enough memory for it"
+            job.state = "failed"
+            job.detail = "there is not enough memory for the evaluation; use a smaller set"
         except Exception as error:
             job.state, job.detail = "failed", str(error)
             if isinstance(error, StorageError) or not isinstance(error, CouceError):
@@ -217,9 +242,11 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _watch(files: JobFolder) -> None:
+    """Waits until the job is cancelled, and then ends this process."""
     while not files.cancel.exists():
         time.sleep(0.2)
-    with files.writing:  # nothing is written any more
+    # The lock is kept until the process ends, so that the other thread writes nothing after this.
+    with files.writing:
         job = files.read()
         if not job.over:
             job.state, job.ended = "cancelled", time.time()
@@ -230,11 +257,14 @@ def _watch(files: JobFolder) -> None:
 
 if __name__ == "__main__":
     os.nice(19)
-    with suppress(OSError):  # Linux may give every session an equal share: this one has less
+    # Linux may give every session an equal share of the cores. This one gets a smaller share.
+    with suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")
-    with suppress(OSError, AttributeError):  # and gives way at once
+    # This process runs only when a core has nothing else to do.
+    with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # if memory runs out this goes, and not the server
+    # If memory runs out, the kernel should end this process and not the server.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))

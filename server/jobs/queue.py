@@ -1,7 +1,8 @@
-"""Evaluations: each is a process of its own, and all that is known of it stands in files.
+"""Starts evaluations, each in a process of its own, and keeps their state in files.
 
-So every server that shares the folder can start one, follow it and cancel it, and a search is not slowed: the
-process has the lowest priority and one thread. Of those that wait one runs at a time.
+Every server that shares the folder can start, follow and cancel an evaluation. Searches do not
+become slower, because the process has the lowest priority and one thread. One evaluation runs at a
+time, and the others wait.
 """
 
 import fcntl
@@ -24,15 +25,15 @@ from couce.files import replace_file
 from couce.server.http.problems import Problem
 from couce.server.settings import ServerSettings
 
-_KEPT = 20  # finished ones
-_WAITING = 8
+_KEPT = 20  # how many finished evaluations are kept
+_WAITING = 8  # most evaluations that run or wait
 _ID = re.compile(r"[0-9a-f]{16}")
 
 Of = Literal["index", "queries", "embeddings"]
 
 
 class Job(BaseModel):
-    """What GET /evaluate/{id} gives."""
+    """The state of an evaluation, which GET /evaluate/{id} returns."""
 
     id: str = Field(examples=["8c1f0e5a2b7d4936"])
     of: Of
@@ -40,13 +41,21 @@ class Job(BaseModel):
     progress: float = Field(0.0, description="From 0 to 1.", examples=[0.8])
     stage: str = Field("waiting", examples=["embedding"])
     metrics: dict[str, float | None] | None = Field(
-        None, description="Fractions, once it is done.", examples=[{"R@1": 0.71, "MAP@R": 0.27}]
+        None,
+        description="The metrics as fractions, once it is done.",
+        examples=[{"R@1": 0.71, "MAP@R": 0.27}],
     )
     detail: str | None = Field(None, description="Why it failed.")
     items: int | None = Field(None, examples=[5924])
     classes: int | None = Field(None, examples=[100])
-    left_out: int = Field(0, description="Items without a label, images that cannot be read.")
-    made: float = Field(description="In seconds since 1970.", examples=[1_767_225_600.0])
+    left_out: int = Field(
+        0,
+        description="How many items were left out: those without a label, and images that cannot be"
+        " read.",
+    )
+    made: float = Field(
+        description="When it was requested, in seconds since 1970.", examples=[1_767_225_600.0]
+    )
     started: float | None = None
     ended: float | None = None
 
@@ -74,14 +83,16 @@ class JobFolder:
             replace_file(self.path / "job.json", lambda part: part.write_text(text))
 
     def hold(self) -> None:
-        """A lock that whoever works on it holds, first the server and then the process that inherits it.
+        """Takes the lock that shows that somebody works on this evaluation.
 
-        It is let go of when they end, however they do.
+        The server holds it first, and then the process that inherits it. The kernel releases the
+        lock when they end, even if they are killed.
         """
         self._lock = (self.path / "alive").open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def held(self) -> tuple[int, ...]:
+        """The file descriptor of the lock, which the new process inherits."""
         return () if self._lock is None else (self._lock.fileno(),)
 
     def let_go(self) -> None:
@@ -89,6 +100,7 @@ class JobFolder:
             self._lock.close()
 
     def dead(self) -> bool:
+        """Whether nobody works on this evaluation any more."""
         try:
             with (self.path / "alive").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -111,12 +123,14 @@ class Jobs:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def prepare(self) -> JobFolder:
-        """A folder for a new one, into which its input goes."""
+        """Makes the folder of a new evaluation, into which its input is written."""
         arriving = [path for path in self._folders() if not (path / "job.json").exists()]
         busy = sum(not JobFolder(path).dead() for path in arriving)
         if busy + sum(not job.over for job in self.all()) >= _WAITING:
             raise Problem(
-                "overloaded", f"{_WAITING} evaluations are waiting", {"Retry-After": "60"}
+                "overloaded",
+                f"{_WAITING} evaluations are waiting; try again in a minute",
+                {"Retry-After": "60"},
             )
         found = JobFolder(self._folder / secrets.token_hex(8))
         found.path.mkdir(parents=True)
@@ -124,6 +138,7 @@ class Jobs:
         return found
 
     def start(self, found: JobFolder, of: Of) -> Job:
+        """Starts the process of an evaluation whose input has arrived."""
         found.write(Job(id=found.path.name, of=of, made=time.time()))
         settings = {
             "model": str(self._settings.model),
@@ -132,7 +147,7 @@ class Jobs:
             "max_pixels": self._settings.max_pixels,
         }
         self._children.append(
-            subprocess.Popen(  # noqa: S603 (this very program, no shell)
+            subprocess.Popen(  # noqa: S603 (this program itself, without a shell)
                 [
                     *(sys.executable, "-m", "couce.server.jobs.evaluation"),
                     *(str(found.path.absolute()), json.dumps(settings)),
@@ -157,9 +172,12 @@ class Jobs:
         except (FileNotFoundError, ValidationError):
             raise _missing(id) from None
         if not job.over and found.dead():
-            job = found.read()  # it may have ended in between
+            job = found.read()  # it may have ended in the meantime
             if not job.over:
-                job.state, job.detail = "failed", "its process ended without a result"
+                job.state, job.detail = (
+                    "failed",
+                    "its process ended without a result; start it again",
+                )
                 job.ended = (found.path / "job.json").stat().st_mtime
                 found.input.unlink(missing_ok=True)
         return job
@@ -171,7 +189,7 @@ class Jobs:
         return job
 
     def all(self) -> list[Job]:
-        """The newest first."""
+        """All evaluations, the newest first."""
         found = []
         for path in self._folders():
             with suppress(Problem):
@@ -184,9 +202,10 @@ class Jobs:
         return [path for path in self._folder.iterdir() if path.is_dir()]
 
     def _sweep(self) -> None:
+        """Removes old evaluations, and folders whose input never arrived."""
         for job in [job for job in self.all() if job.over][_KEPT:]:
             JobFolder(self._folder / job.id).remove()
-        for path in self._folders():  # whose input never arrived, since its server died
+        for path in self._folders():
             with suppress(FileNotFoundError):
                 if not (path / "job.json").exists() and path.stat().st_mtime < time.time() - 60:
                     found = JobFolder(path)

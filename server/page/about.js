@@ -1,4 +1,4 @@
-// What is served: /info, asked anew with every change of view, and shown in the footer.
+// Shows the server's /info in the footer. It is requested again with every change of view.
 
 import { get } from "./api.js";
 import { box, button, counted, find, foreign, make } from "./dom.js";
@@ -7,7 +7,7 @@ import { tell } from "./route.js";
 
 let asked;
 
-/** The server's /info; `anew` where what it counts may have changed. */
+/** The server's /info. `anew`: request it again, because its numbers may have changed. */
 export function info(anew = false) {
   if (anew || !asked) {
     asked = get("/info").then((answer) => {
@@ -28,7 +28,7 @@ function show({ couce, model, index }) {
       {},
       entry("Model", foreign(`${model.backbone ?? "unknown"}${trained}`, { title: `sha256 ${model.hash}` })),
       entry("Embedding", `${model.dim} numbers, ${model.precision ?? "unknown precision"}`),
-      entry("Gallery", `${counted(index.items, "picture")}, ${counted(index.labels ?? 0, "label")}`),
+      entry("Gallery", `${counted(index.items, "image")}, ${counted(index.labels ?? 0, "label")}`),
       entry("CouCE", couce),
       entry("For programs", make("a", { href: "/openapi.json" }, "the HTTP interface")),
     ),
@@ -41,24 +41,24 @@ function leave() {
   location.reload();
 }
 
-/** How to put pictures into an index that has none. */
+/** Says how to add images to an empty index. */
 export function emptyIndex() {
   return make(
     "div",
     { class: "box empty", role: "status" },
     make("h2", {}, "The index is empty"),
-    make("p", {}, "Put a folder of pictures into it, on the server's machine:"),
+    make("p", {}, "Add a folder of images with this command on the server's machine:"),
     make("pre", {}, make("code", {}, "couce index build gallery/")),
-    make("p", {}, "or send them one by one:"),
+    make("p", {}, "Or send images one by one:"),
     make("pre", {}, make("code", {}, `curl -F image=@wren.jpg -F label=wren ${location.origin}/items`)),
     button("Look again", () => {
       info(true);
-      tell(); // no reload, which would forget the picture that was searched with
+      tell(); // a reload of the page would lose the image that was searched with
     }),
   );
 }
 
-/** What went wrong, with a way to try again unless the same request would only get the same answer. */
+/** A box with an error. It has a button to try again if the same request may succeed later. */
 export function failed(error, again) {
   const final = error.status >= 400 && error.status < 500 && ![401, 408, 429].includes(error.status);
   return final ? box(error.message) : box(error.message, button("Try again", again));

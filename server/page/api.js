@@ -1,12 +1,12 @@
-// Talks to the server. A request waits by itself where waiting helps: for a key, for a busy server, for
-// one that cannot be reached. Whatever else goes wrong is thrown as a Problem.
+// Talks to the server. A request waits for a key, for a busy server, and for a server that cannot be
+// reached. All other errors are thrown as a Problem.
 
 import { askForKey, key } from "./key.js";
 import { pause, sentence } from "./dom.js";
 import { notice } from "./notice.js";
 
-const TRIES = 5; // of a request that the server is too busy for
-const RETURNS = 3; // how often a request may break while the server is there
+const TRIES = 5; // of a request to a busy server
+const RETURNS = 3; // how often a request may break off although the server is ready
 
 export class Problem extends Error {
   constructor(detail, status = 0, code = "") {
@@ -29,7 +29,7 @@ export async function send(path, { method = "GET", body, type, signal } = {}) {
       response = await fetch(path, { method, body, signal, headers: headers(type ? { "Content-Type": type } : {}) });
     } catch (error) {
       signal?.throwIfAborted();
-      if (++broken > RETURNS) throw new Problem("The connection broke off; the server did not take this request.");
+      if (++broken > RETURNS) throw new Problem("The connection broke off several times. Check the network, then try again.");
       await untilReady(signal);
       continue;
     }
@@ -58,7 +58,7 @@ async function problemOf(response) {
     const { detail, title, code } = await response.json();
     return new Problem(detail || title, response.status, code);
   } catch {
-    return new Problem(`The server answered with ${response.status}.`, response.status);
+    return new Problem(`The server answered with the status ${response.status}. Try again later.`, response.status);
   }
 }
 
@@ -77,7 +77,7 @@ async function untilFree(problem, after, tried, signal) {
 
 let waiting; // all requests wait for the same recovery
 
-/** Resolves when the server says that it is ready; asks it until then. */
+/** Asks the server until it is ready, and resolves then. */
 export function untilReady(signal, why) {
   waiting ??= recover(why).finally(() => (waiting = undefined));
   if (!signal) return waiting;

@@ -1,4 +1,4 @@
-// Puts the views together: which is shown, what is dropped or pasted, what is served.
+// The frame of the page: switches between the views, and accepts images that are dropped or pasted.
 
 import { info } from "./about.js";
 import { untilReady } from "./api.js";
@@ -40,7 +40,7 @@ async function about() {
   }
 }
 
-// A link to where the page already is would change nothing, and leave the picture that was searched with.
+// The browser would ignore a link to the current address, and the image that was searched with would stay.
 for (const link of document.querySelectorAll(".top a")) {
   link.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -54,7 +54,7 @@ find(".skip").addEventListener("click", (event) => {
   find("#main").focus();
 });
 
-// A picture may be dropped or pasted anywhere.
+// An image may be dropped or pasted anywhere.
 
 const curtain = find("#curtain");
 const holdsFiles = (event) => event.dataTransfer?.types.includes("Files");
@@ -63,7 +63,7 @@ function take(files) {
   const picture = files.find((file) => file.type.startsWith("image/")) ?? files[0];
   if (picture) return searchBy(picture, picture.name);
   if (here().view !== "search") go("search");
-  refuse("There is no picture in this.");
+  refuse("There is no image in what you dropped or pasted.");
 }
 
 addEventListener("dragenter", (event) => {
@@ -89,7 +89,7 @@ addEventListener("paste", (event) => {
   take(files);
 });
 
-// A server that goes away is noticed before the next search; when it is back, the view is as it is now.
+// A server that is gone is noticed before the next search. When it is back, the footer is updated.
 addEventListener("offline", () => untilReady());
 addEventListener("recovered", () => about());
 

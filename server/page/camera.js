@@ -1,12 +1,12 @@
-// A picture from the camera: live in a dialog, taken or not; the camera is off as soon as it closes.
+// Takes an image with the camera, in a dialog. The camera is switched off when the dialog closes.
 
 import { find, make } from "./dom.js";
 import { jpeg } from "./pictures.js";
 
 const WHY = {
-  NotAllowedError: "The browser does not allow this page to use the camera.",
-  NotFoundError: "There is no camera.",
-  NotReadableError: "The camera is in use elsewhere.",
+  NotAllowedError: "The browser does not allow this page to use the camera. Allow it in the browser's settings.",
+  NotFoundError: "This device has no camera. Choose a file instead.",
+  NotReadableError: "Another program uses the camera. Close it, then try again.",
 };
 
 const dialog = find("#camera");
@@ -14,13 +14,13 @@ const video = find("video", dialog);
 const said = find("[role=status]", dialog);
 const snap = find("[data-do=snap]", dialog);
 
-let opening = 0; // which opening of the dialog counts; a camera may come after it was closed
+let opening = 0; // number of the last opening; a camera may start after its dialog was closed
 let stream;
 let take;
 
 export const hasCamera = () => Boolean(navigator.mediaDevices?.getUserMedia);
 
-/** Opens the dialog; `onPicture` is given a JPEG if one is taken. */
+/** Opens the dialog. `onPicture` is called with a JPEG if the user takes one. */
 export async function openCamera(onPicture) {
   const mine = ++opening;
   take = onPicture;

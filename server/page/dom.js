@@ -1,8 +1,8 @@
-// Small helpers for making elements. What comes from the server only ever becomes text or a property.
+// Small functions that make elements. Answers of the server only become text or properties.
 
 export const find = (selector, root = document) => root.querySelector(selector);
 
-/** An element: `make("a", {href: "#/", class: "tile"}, "text", child)`; absent properties are left out. */
+/** An element: `make("a", {href: "#/", class: "tile"}, "text", child)`; properties without a value are left out. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -14,18 +14,18 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Text of unknown direction and length: kept apart from its surroundings, cut by CSS, whole in its title. */
+/** Text of any direction and length. CSS cuts it if it is too long, and its title has all of it. */
 export const foreign = (text, properties = {}) =>
   make("bdi", { class: "foreign", title: text, ...properties }, text);
 
 export const button = (text, onclick, properties = {}) =>
   make("button", { type: "button", onclick, ...properties }, text);
 
-/** A box that says what is the matter, with what can be done about it below. */
+/** A box with an error, and below it buttons for what the user can do. */
 export const box = (text, ...actions) =>
   make("div", { class: "box", role: "alert" }, make("p", {}, text), ...actions);
 
-/** The server's sentences begin small, as parts of a line of a terminal. */
+/** A sentence of the server with a capital letter and a full stop. */
 export function sentence(text) {
   const whole = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(whole) ? whole : `${whole}.`;
@@ -58,5 +58,5 @@ export function pause(ms, signal) {
   });
 }
 
-/** Whether an error only says that nobody waits for the answer any more. */
+/** Whether an error only means that the page no longer waits for the answer. */
 export const aborted = (error) => error?.name === "AbortError";

@@ -1,4 +1,4 @@
-// Evaluations: started here, followed while they run, their metrics drawn.
+// The view Evaluation: starts evaluations, follows them while they run, and shows their metrics.
 
 import { failed, info } from "./about.js";
 import { Problem, get, post, send } from "./api.js";
@@ -9,15 +9,15 @@ import { address, go, here } from "./route.js";
 const POLL_MS = 400;
 
 const MEANING = {
-  "R@1": "the nearest has the same label",
-  "R@2": "one of the nearest 2 has it",
-  "R@4": "one of the nearest 4 has it",
-  "R@8": "one of the nearest 8 has it",
-  RP: "share of the same label among the nearest R, R being how many have it",
-  "MAP@R": "the same, more for those that come early",
-  NMI: "how well clusters agree with labels",
+  "R@1": "the nearest image has the same label",
+  "R@2": "one of the nearest 2 images has the same label",
+  "R@4": "one of the nearest 4 images has the same label",
+  "R@8": "one of the nearest 8 images has the same label",
+  RP: "share of the same label among the nearest R images, where R is the number of images with this label",
+  "MAP@R": "like RP, but hits at the top count more",
+  NMI: "how well clusters of the embeddings agree with the labels",
 };
-const OF = { index: "This index", queries: "Pictures of a zip", embeddings: "Embeddings of an npz" };
+const OF = { index: "This index", queries: "Images of a zip", embeddings: "Embeddings of an npz" };
 const STATE = { queued: "waiting", running: "running", done: "done", failed: "failed", cancelled: "cancelled" };
 
 const trouble = find("#evaluation-trouble");
@@ -74,10 +74,12 @@ async function start(request) {
 
 async function upload(file) {
   const kind = { zip: "zip", npz: "x-npz" }[file.name.split(".").pop().toLowerCase()];
-  if (!kind) throw new Problem(`${file.name} is neither a zip nor an npz.`);
+  if (!kind) throw new Problem(`${file.name} is neither a zip nor an npz. Choose another file.`);
   const { limits } = await info();
   if (file.size > limits.upload_bytes) {
-    throw new Problem(`${file.name} has ${megabytes(file.size)}, the server takes ${megabytes(limits.upload_bytes)}.`);
+    const most = megabytes(limits.upload_bytes);
+    const size = megabytes(file.size);
+    throw new Problem(`${file.name} has ${size}, but the server accepts at most ${most}. Choose a smaller file.`);
   }
   place.replaceChildren(make("p", { role: "status" }, "Sending the file…"));
   return (await send("/evaluate", { method: "POST", body: file, type: `application/${kind}` })).json();
@@ -85,20 +87,20 @@ async function upload(file) {
 
 function drawJob(job) {
   const size = [
-    job.items !== null && counted(job.items, job.of === "embeddings" ? "embedding" : "picture"),
+    job.items !== null && counted(job.items, job.of === "embeddings" ? "embedding" : "image"),
     job.classes !== null && counted(job.classes, "label"),
-    job.left_out > 0 && `${counted(job.left_out, "picture")} left out`,
+    job.left_out > 0 && `${counted(job.left_out, "image")} left out`,
   ];
   const card = make(
     "article",
     { class: "card", "data-id": job.id, "data-state": job.state },
     make("h2", {}, OF[job.of] ?? job.of),
-    make("p", { class: "hint" }, [STATE[job.state], job.started && `begun ${when(job.started)}`, ...size].filter(Boolean).join(" · ")),
+    make("p", { class: "hint" }, [STATE[job.state], job.started && `started ${when(job.started)}`, ...size].filter(Boolean).join(" · ")),
   );
   if (!ended(job)) card.append(progress(job));
   if (job.detail) card.append(make("p", { class: "detail" }, sentence(job.detail)));
   if (job.metrics) card.append(metrics(job.metrics));
-  // While it runs, only what changed is put in anew, so that the focus stays on the button.
+  // While it runs, only the numbers are replaced, so that the button keeps the focus.
   const old = find("article", place);
   if (old && old.dataset.id === job.id && old.dataset.state === job.state && !ended(job)) {
     find(".stage", old).textContent = job.stage;
@@ -114,7 +116,7 @@ const shareOf = (job) => `, ${Math.round(job.progress * 100)} %`;
 function progress(job) {
   const share = make("progress", { max: "1", "aria-label": "Progress" });
   share.value = job.progress;
-  // The numbers are for the eye: read out, each would interrupt the one before.
+  // Screen readers skip the numbers, because each would interrupt the one before.
   const stage = make(
     "p",
     {},

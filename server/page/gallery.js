@@ -1,4 +1,4 @@
-// The gallery: all that is in the index, page by page.
+// The view Gallery: all images of the index, page by page.
 
 import { emptyIndex, failed } from "./about.js";
 import { get } from "./api.js";
@@ -26,7 +26,7 @@ export async function showGallery({ parameters }) {
   const { signal } = loading;
   body.setAttribute("aria-busy", "true");
   try {
-    // One more than is shown says whether there is a next page.
+    // One more item than is shown is requested, to know whether there is a next page.
     const options = new URLSearchParams({ offset: from, limit: PAGE + 1 });
     if (wanted) options.append("filter", `label=${wanted}`);
     const answer = await get(`/items?${options}`, signal);
@@ -51,11 +51,11 @@ function draw(items, from, total, wanted) {
   grid.show(shown, ({ id }) => address("search", { id }));
   trouble.replaceChildren();
   if (!shown.length && !from) {
-    trouble.append(wanted ? make("p", {}, "No picture has the label ", foreign(wanted), ".") : emptyIndex());
+    trouble.append(wanted ? make("p", {}, "No image has the label ", foreign(wanted), ".") : emptyIndex());
   }
   pager.hidden = !shown.length && !from;
   const range = `${number(from + 1)} to ${number(from + shown.length)} of ${number(Math.max(total, from + items.length))}`;
-  find("#range").textContent = shown.length ? range : "Nothing further";
+  find("#range").textContent = shown.length ? range : "No more images";
   turn(find("#newer"), from > 0, { label: wanted, from: Math.max(0, from - PAGE) || undefined });
   turn(find("#older"), items.length > PAGE, { label: wanted, from: from + PAGE });
 }

@@ -1,4 +1,4 @@
-// The key that the server may want: asked for in a dialog, kept for this tab, sent with every request.
+// The key that the server may need. A dialog asks for it, and it is kept until the tab is closed.
 
 import { find } from "./dom.js";
 
@@ -13,7 +13,7 @@ export function forgetKey() {
   sessionStorage.removeItem(NAME);
 }
 
-/** Asks, once for all requests that want one; whether a key was given. `refused` is the key that failed. */
+/** Asks for a key, once for all requests. Resolves to whether one was given. `refused`: a key that failed. */
 export function askForKey(refused) {
   asking ??= ask(refused).finally(() => (asking = undefined));
   return asking;
@@ -39,9 +39,9 @@ function ask(refused) {
 find("form", dialog).addEventListener("submit", (event) => {
   event.preventDefault();
   const given = input.value.trim();
-  // A header takes only these; anything else would fail before it is sent.
+  // A header can only contain these characters. With others the request would fail before it is sent.
   if (!/^[\x21-\x7e]+$/.test(given)) {
-    find("#key-said").textContent = "A key has only letters, digits and signs, without spaces.";
+    find("#key-said").textContent = "A key consists of letters, digits and signs without spaces. Copy it again.";
     return;
   }
   dialog.close(given);

@@ -1,17 +1,17 @@
-// The label filter: a combobox over all labels of the index, of which there may be many thousands.
+// The label filter: a combobox of all labels of the index. There may be many thousands.
 
 import { get } from "./api.js";
 import { aborted, button, find, foreign, make, number } from "./dom.js";
 
 const SHOWN = 60; // options at once; typing narrows them
 const FRESH_MS = 10_000;
-const ROOM = 340; // pixels that the list takes where it can
-const ENOUGH = 200; // below the field; else it opens above
+const ROOM = 340; // pixels of the list, if there is enough space
+const ENOUGH = 200; // pixels below the field; with fewer, the list opens above
 const MARGIN = 16;
 
 let known = { at: -Infinity, labels: Promise.resolve([]) };
 
-/** [label, count] of all labels, in the order of their names. */
+/** All labels as [label, count], in the order of their names. */
 function allLabels() {
   if (performance.now() - known.at > FRESH_MS) {
     const { compare } = new Intl.Collator(undefined, { numeric: true });
@@ -57,7 +57,7 @@ export class LabelFilter {
       make("label", { for: `${id}-input` }, "Label"),
       make("div", { class: "combobox" }, this.#input, this.#clear, this.#list),
     );
-    // A click opens it again where the focus already is.
+    // If the field already has the focus, a click opens the list again.
     for (const kind of ["focus", "input", "click"]) this.#input.addEventListener(kind, () => this.#open());
     this.#input.addEventListener("keydown", (event) => this.#key(event));
     this.#input.addEventListener("blur", () => this.#leave());
@@ -96,8 +96,8 @@ export class LabelFilter {
         make("span", { class: "count" }, number(count)),
       ),
     );
-    if (!fit.length) options.push(make("li", { class: "hint" }, labels.length ? "no label has this in it" : "the index has no labels"));
-    if (fit.length > SHOWN) options.push(make("li", { class: "hint" }, `${number(fit.length - SHOWN)} more: type to narrow`));
+    if (!fit.length) options.push(make("li", { class: "hint" }, labels.length ? "no label contains this text" : "the index has no labels"));
+    if (fit.length > SHOWN) options.push(make("li", { class: "hint" }, `${number(fit.length - SHOWN)} more labels; type a part of the name`));
     this.#show(options);
   }
 
@@ -147,7 +147,7 @@ export class LabelFilter {
     }
   }
 
-  /** Enter: the option that is marked; else what was typed, if a label is just that; else the first. */
+  /** Enter takes the marked option. Without one, it takes the label that was typed, or the first option. */
   #take() {
     if (!this.#input.value.trim() && this.#active < 0) return this.#choose("");
     const options = [...this.#list.querySelectorAll("[role=option]")];

@@ -1,4 +1,4 @@
-// The bar at the top: what the page waits for. Each kind is shown once, however many requests wait.
+// The bar at the top shows what the page waits for. Each kind is shown once, for all requests.
 
 import { find, make } from "./dom.js";
 
@@ -7,7 +7,7 @@ const shown = new Map();
 export function notice(kind) {
   let entry = shown.get(kind);
   if (!entry) {
-    // The part that counts down is for the eye: read out, each number would interrupt the one before.
+    // Screen readers skip the countdown, because each number would interrupt the one before.
     const text = make("span");
     const counting = make("span", { "aria-hidden": "true" });
     entry = { users: 0, text, counting, line: make("p", { class: `notice ${kind}` }, text, counting) };

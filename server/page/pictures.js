@@ -1,12 +1,12 @@
-// Pictures: grids of them from the server, and making one small enough to send.
+// Grids of thumbnails, and making an image small enough to send.
 
 import { send } from "./api.js";
 import { aborted, find, foreign, make, megabytes } from "./dom.js";
 import { key } from "./key.js";
 
-const AT_ONCE = 6; // pictures that are fetched by script at the same time
+const AT_ONCE = 6; // images that are fetched by script at the same time
 const TILE = 320; // pixels of the longest side
-const LONGEST = 1600; // of a picture that must be made smaller to be sent
+const LONGEST = 1600; // pixels of the longer side, if an image must be made smaller to be sent
 
 export const imageOf = (id) => `/items/${encodeURIComponent(id)}/image`;
 
@@ -21,12 +21,12 @@ async function next() {
   next();
 }
 
-/** Pictures that are shown together and forgotten together. */
+/** Images that are shown together and released together. */
 export class Album {
   #urls = [];
   #stop = new AbortController();
 
-  /** An img of a picture of the server; `onGone` is called if there is none. */
+  /** An img element of an image of the server. `onGone` is called if there is no image. */
   image(path, size, onGone) {
     const image = make("img", { alt: "", draggable: "false", decoding: "async" });
     const address = `${path}?size=${size}`;
@@ -34,10 +34,10 @@ export class Album {
       this.#fetch(image, address, onGone);
     } else {
       image.loading = "lazy";
-      // The event does not say why it failed; asked once more by script, the server does, and a server
-      // that is busy or away is waited for.
+      // The error event has no reason. So the image is requested again by script, which gets the reason,
+      // and which waits for a server that is busy or gone.
       const again = () => {
-        image.removeAttribute("src"); // else the browser draws a broken picture meanwhile
+        image.removeAttribute("src"); // so that the browser shows no broken image meanwhile
         this.#fetch(image, address, onGone);
       };
       image.addEventListener("error", again, { once: true });
@@ -70,7 +70,7 @@ export class Album {
   }
 }
 
-/** A list of square tiles that link to the search by their pictures. */
+/** A list of square tiles. Each links to the search with its image. */
 export class Grid {
   #list;
   #album = new Album();
@@ -85,19 +85,19 @@ export class Grid {
     this.#list.replaceChildren();
   }
 
-  /** `items` have id, label and image, and hits a score; `link` gives the address of each. */
+  /** Shows items with id, label, image and perhaps score. `link` returns the address of each. */
   show(items, link) {
     const focused = this.#list.contains(document.activeElement);
     this.clear();
     this.#list.append(...items.map((item) => make("li", {}, this.#tile(item, link(item)))));
-    // Whoever chose a tile by keyboard goes on from the first of the new ones.
+    // If a tile had the focus, the first of the new tiles gets it.
     if (focused) find("a.tile", this.#list)?.focus({ preventScroll: true });
   }
 
   #tile(item, href) {
     const frame = make("span", { class: "frame" });
     frame.append(
-      this.#album.image(item.image, TILE, () => frame.replaceChildren(make("span", { class: "gone" }, "no picture"))),
+      this.#album.image(item.image, TILE, () => frame.replaceChildren(make("span", { class: "gone" }, "no image"))),
     );
     const caption = make(
       "span",
@@ -112,7 +112,7 @@ export class Grid {
     return tile;
   }
 
-  /** Arrow keys go from tile to tile, up and down too. */
+  /** The arrow keys move the focus from tile to tile, in all four directions. */
   #move(event) {
     const tiles = [...this.#list.querySelectorAll("a.tile")];
     const at = tiles.indexOf(event.target.closest("a.tile"));
@@ -133,15 +133,15 @@ export function bar(share) {
   return make("span", { class: "bar", "aria-hidden": "true" }, full);
 }
 
-/** The picture itself if the server takes one of its size, else a smaller one of the same. */
+/** The image itself if the server accepts its size, otherwise a smaller copy. */
 export async function fitting(blob, limit) {
   if (!limit || blob.size <= limit) return blob;
-  const tooLarge = `The picture has ${megabytes(blob.size)}, the server takes ${megabytes(limit)}`;
+  const tooLarge = `The image has ${megabytes(blob.size)}, but the server accepts at most ${megabytes(limit)}`;
   let bitmap;
   try {
     bitmap = await createImageBitmap(blob);
   } catch {
-    throw new Error(`${tooLarge}, and this browser cannot read it to make it smaller.`);
+    throw new Error(`${tooLarge}, and this browser cannot make it smaller. Choose a smaller image.`);
   }
   const scale = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
   const canvas = make("canvas");
@@ -150,7 +150,7 @@ export async function fitting(blob, limit) {
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
   const smaller = await jpeg(canvas);
-  if (smaller.size > limit) throw new Error(`${tooLarge}, and it stays too large when made smaller.`);
+  if (smaller.size > limit) throw new Error(`${tooLarge}, even after the page made it smaller. Choose another image.`);
   return smaller;
 }
 

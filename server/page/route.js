@@ -1,5 +1,5 @@
-// Where the page is: "#/search?id=...&k=20". What an address cannot hold, the picture that was searched
-// with, is a number in the history's state.
+// The address of a view, such as "#/search?id=...&k=20". An address cannot contain the user's own image,
+// so the state of the browser's history has the number of this image.
 
 const listeners = [];
 
@@ -26,5 +26,5 @@ export function tell() {
   for (const listener of listeners) listener(here());
 }
 
-// Links within the page, Back and Forward all arrive here.
+// Links within the page, Back and Forward all cause this event.
 addEventListener("popstate", tell);

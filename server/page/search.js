@@ -1,4 +1,4 @@
-// The search: by a picture of one's own, or by one of the gallery.
+// The view Search: searches with the user's own image, or with an image of the gallery.
 
 import { emptyIndex, failed, info } from "./about.js";
 import { get, post, send } from "./api.js";
@@ -10,8 +10,8 @@ import { address, go, here } from "./route.js";
 
 const HITS = 20;
 const MOST_HITS = 60;
-const KEPT = 12; // pictures that Back can return to
-const SETTLED_MS = 150; // the slider rests this long before it searches
+const KEPT = 12; // how many of the user's own images the button Back can return to
+const SETTLED_MS = 150; // a search starts when the slider has not moved for so long
 
 const results = find("#results");
 const summary = find("#summary");
@@ -22,16 +22,16 @@ const hits = new Grid(find("#hits"));
 const samples = new Grid(find("#samples ul"));
 const asked = new Album();
 
-const pictures = new Map(); // number in the history -> {blob, name, url}
-let numbers = Date.now(); // the history outlives a reload, the pictures do not
+const pictures = new Map(); // the user's own images: number in the history -> {blob, name, url}
+let numbers = Date.now(); // numbers of an earlier page in the history must not occur again
 let searching = new AbortController();
 let sliding = new AbortController();
-let drawn; // the query whose picture stands on the page
+let drawn; // the query whose image is on the page
 let describing = new AbortController();
 
 const label = new LabelFilter(find("#search-label"), (value) => change({ label: value || undefined }));
 
-/** Shows what an address says: a picture of the gallery, one of one's own, or the question for one. */
+/** Shows the search of an address: with an image of the gallery, with the user's own, or none yet. */
 export function showSearch({ parameters, picture }) {
   const options = optionsOf(parameters);
   slider.value = options.k;
@@ -53,7 +53,7 @@ export function leaveSearch() {
   searching.abort();
 }
 
-/** Searches by a file or another blob that is a picture. */
+/** Searches with a file or another blob that is an image. */
 export function searchBy(blob, name = "") {
   const picture = ++numbers;
   pictures.set(picture, { blob, name, url: URL.createObjectURL(blob) });
@@ -68,7 +68,7 @@ export function searchBy(blob, name = "") {
   scrollTo({ top: 0 });
 }
 
-/** Says why nothing was searched: what was pasted or dropped is no picture. What was found stays. */
+/** Says why there was no search. The hits of the last search stay. */
 export function refuse(text) {
   (find("#ask").hidden ? trouble : refused).replaceChildren(box(text));
 }
@@ -94,7 +94,7 @@ async function ask(signal) {
     if (!items.length) find("#ask").append(emptyIndex());
     samples.show(items, linkTo);
   } catch (error) {
-    if (!aborted(error)) samples.clear(); // they are a convenience; a search will say what is wrong
+    if (!aborted(error)) samples.clear(); // the samples are optional; a search will show the error
   }
 }
 
@@ -121,7 +121,7 @@ async function searchPicture(blob, k, filter, signal) {
   const { limits } = await info();
   const body = await fitting(blob, limits.body_bytes);
   const options = new URLSearchParams([["k", k], ...filter.map((each) => ["filter", each])]);
-  // Whatever the file is: the server looks at the bytes and says what they are not.
+  // Any file is sent, because the server examines its bytes and explains what is wrong.
   const type = body.type.startsWith("image/") ? body.type : "application/octet-stream";
   return (await send(`/search?${options}`, { method: "POST", body, type, signal })).json();
 }
@@ -129,17 +129,17 @@ async function searchPicture(blob, k, filter, signal) {
 function draw(answer, wanted, isEmpty) {
   trouble.replaceChildren();
   hits.show(answer.hits, linkTo);
-  const found = counted(answer.hits.length, "most similar picture");
+  const found = counted(answer.hits.length, "most similar image");
   if (answer.hits.length) summary.replaceChildren(...(wanted ? [`${found} of `, foreign(wanted)] : [found]));
   else summary.replaceChildren("Nothing found");
   const { decode_ms, embed_ms, search_ms, total_ms } = answer.time;
-  find("#times").textContent = Object.entries({ decode: decode_ms, embed: embed_ms, search: search_ms, "in all": total_ms })
+  find("#times").textContent = Object.entries({ decode: decode_ms, embed: embed_ms, search: search_ms, total: total_ms })
     .filter(([, ms]) => typeof ms === "number")
     .map(([name, ms]) => `${name} ${milliseconds(ms)}`.replaceAll(" ", "\u00a0"))
     .join(" · ");
   if (answer.hits.length) return;
-  if (wanted) trouble.replaceChildren(make("p", {}, "No other picture has the label ", foreign(wanted), "."));
-  else trouble.replaceChildren(isEmpty ? emptyIndex() : make("p", {}, "There is no other picture in the gallery."));
+  if (wanted) trouble.replaceChildren(make("p", {}, "No other image has the label ", foreign(wanted), "."));
+  else trouble.replaceChildren(isEmpty ? emptyIndex() : make("p", {}, "There is no other image in the gallery."));
 }
 
 function clear() {
@@ -163,16 +163,16 @@ function drawQuery(query) {
   describing = new AbortController();
   const frame = find("#query .frame");
   const caption = find("#query figcaption");
-  const gone = () => frame.replaceChildren(make("span", { class: "gone" }, "this browser cannot show it"));
+  const gone = () => frame.replaceChildren(make("span", { class: "gone" }, "this browser cannot show the image"));
   if (query.id) {
     frame.replaceChildren(asked.image(imageOf(query.id), 640, gone));
     caption.replaceChildren(foreign(query.id, { class: "foreign unlabelled" }));
     describe(query.id, caption, describing.signal);
   } else {
-    const image = make("img", { alt: "The picture that is searched with", src: query.url });
+    const image = make("img", { alt: "The image that you search with", src: query.url });
     image.addEventListener("error", gone);
     frame.replaceChildren(image);
-    caption.replaceChildren(query.name ? foreign(query.name) : "your picture");
+    caption.replaceChildren(query.name ? foreign(query.name) : "your image");
   }
 }
 
@@ -181,7 +181,7 @@ async function describe(id, caption, signal) {
     const item = await get(`/items/${encodeURIComponent(id)}`, signal);
     if (item.label !== null) caption.prepend(foreign(item.label));
   } catch {
-    // The search by it says what is wrong.
+    // The search with this item shows the error.
   }
 }
 
@@ -189,7 +189,7 @@ async function describe(id, caption, signal) {
 
 for (const list of document.querySelectorAll("#search .grid")) {
   list.addEventListener("click", (event) => {
-    if (event.target.closest("a.tile")) scrollTo({ top: 0 }); // where the new picture stands
+    if (event.target.closest("a.tile")) scrollTo({ top: 0 }); // to the new image
   });
 }
 

@@ -1,4 +1,4 @@
-"""What the routes share, and an image's way from bytes to its embedding."""
+"""What all routes use: the parts of the server, and embedding one image."""
 
 import asyncio
 import time
@@ -22,20 +22,22 @@ from couce.server.settings import ServerSettings
 
 _T = TypeVar("_T")
 
-MAX_K = 1000  # hits of a search
+MAX_K = 1000  # most hits of a search
 
-# The codes with which a request that only reads may end.
+# The error codes of requests that only read.
 READING = ("unauthorized", "forbidden", "rate_limited", "unavailable")
 
 
 class Embedding(NamedTuple):
     row: Row
-    decoded: float  # seconds
-    embedded: float  # with waiting for a batch
+    decoded: float  # seconds of decoding, with the wait for a decoder
+    embedded: float  # seconds of embedding, with the wait for a batch
 
 
 @dataclass
 class Service:
+    """The parts of a running server."""
+
     settings: ServerSettings
     prometheus: Prometheus
     live: LiveServing
@@ -64,7 +66,7 @@ def service_of(request: Request) -> Service:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """What ``work`` gives, unless the client leaves, which ends it."""
+    """The result of ``work``, which is cancelled if the client closes the connection."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -83,5 +85,5 @@ async def _left(request: Request) -> None:
 
 
 def image_address(id: str) -> str:
-    """Where a client finds an item's picture."""
+    """The address of an item's thumbnail."""
     return f"/items/{quote(id, safe='')}/image"

@@ -1,4 +1,4 @@
-"""POST /embed, and the same as OpenAI's clients ask for it."""
+"""POST /embed, and the same in the form of OpenAI's API."""
 
 import asyncio
 import base64
@@ -22,9 +22,8 @@ from couce.server.routes.common import Service, service_of, while_connected
 from couce.server.serving import Serving
 
 NPY = "application/x-npy"
-_AT_ONCE = 8  # images of one request on their way, so that others have their turn
+_AT_ONCE = 8  # images of one request that are processed at once, so that other requests get a turn
 _DATA_URI = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
-
 
 router = APIRouter()
 
@@ -35,7 +34,7 @@ class EmbedOptions(Options):
 
 class EmbedBody(BaseModel):
     embeddings: list[list[float]] = Field(
-        description="Rows of unit length.", examples=[[[0.6, -0.8]]]
+        description="The embeddings, of unit length.", examples=[[[0.6, -0.8]]]
     )
     dim: int = Field(examples=[2])
     model: str = Field(description="sha256 of the model.", examples=["9f86d081884c7d65..."])
@@ -43,11 +42,13 @@ class EmbedBody(BaseModel):
 
 class OpenAIRequest(Options):
     input: str | list[str] = Field(
-        description="An image, or several, as data:image/jpeg;base64,..."
+        description="One image or several, as data:image/jpeg;base64,..."
     )
-    model: str = Field("couce", description="Any name: there is one model.")
+    model: str = Field("couce", description="Any name, because the server has one model.")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="If given, the model's own.")
+    dimensions: int | None = Field(
+        None, description="Only the dimension of the model itself is allowed."
+    )
     user: str | None = None
 
     @field_validator("input", mode="before")
@@ -63,7 +64,7 @@ class OpenAIRow(BaseModel):
 
 
 class OpenAIUsage(BaseModel):
-    prompt_tokens: int = Field(description="There are none.", examples=[0])
+    prompt_tokens: int = Field(description="Always 0, because images have no tokens.", examples=[0])
     total_tokens: int = Field(examples=[0])
 
 
@@ -85,7 +86,10 @@ class OpenAIBody(BaseModel):
     openapi_extra=image_body(EmbedOptions, several=True),
 )
 async def embed(request: Request, _: Annotated[object, Depends(may_read)]) -> Response:
-    """The form's fields `image`, or one image as the raw body. Accept: application/x-npy for float32 npy."""
+    """Send images as fields `image` of a form, or one image as the raw body.
+
+    With the header `Accept: application/x-npy` the answer is a float32 array as an npy file.
+    """
     service = service_of(request)
     service.admission.check()
     upload = await read(request, service.settings.max_images, json_body=False)
@@ -107,7 +111,7 @@ async def embed(request: Request, _: Annotated[object, Depends(may_read)]) -> Re
 
 @router.post(
     "/v1/embeddings",
-    summary="Embed as OpenAI's API has it",
+    summary="Embed images in the form of OpenAI's API",
     response_model=OpenAIBody,
     responses=documented(*IMAGE_CODES),
     openapi_extra={
@@ -125,17 +129,20 @@ async def embed(request: Request, _: Annotated[object, Depends(may_read)]) -> Re
 async def openai_embeddings(
     request: Request, _: Annotated[object, Depends(may_read)]
 ) -> JSONResponse:
-    """Images as data URIs, so that existing clients work. No address is ever fetched."""
+    """Send images as data URIs, so that existing clients work. The server fetches no addresses."""
     service = service_of(request)
     service.admission.check()
     asked = OpenAIRequest.model_validate(await read_json(request))
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     if len(texts) > service.settings.max_images:
-        raise Problem("invalid", f"input: {service.settings.max_images} images at most")
+        raise Problem("invalid", f"input: send at most {service.settings.max_images} images")
     images = [_image(text) for text in texts]
     async with service.live.use() as serving:
         if asked.dimensions not in (None, serving.embedder.dim):
-            raise Problem("invalid", f"dimensions: this model has {serving.embedder.dim}")
+            raise Problem(
+                "invalid",
+                f"dimensions: this model has {serving.embedder.dim}; leave the option out",
+            )
         rows = await while_connected(request, embed_all(service, serving, images))
     encode = _base64 if asked.encoding_format == "base64" else list
     data = [
@@ -149,7 +156,7 @@ async def openai_embeddings(
 async def embed_all(
     service: Service, serving: Serving, images: Sequence[bytes]
 ) -> NDArray[np.float32]:
-    """Rows (n, d), or the first thing that is wrong."""
+    """The embeddings (n, d) of all images. The first error of an image is raised."""
     if not images:
         raise Problem("bad_request", "send an image")
     service.admission.check()
@@ -170,11 +177,13 @@ async def embed_all(
 def _image(text: str) -> bytes:
     found = _DATA_URI.match(text)
     if found is None:
-        raise Problem("invalid", "input: images are data URIs, data:image/jpeg;base64,...")
+        raise Problem("invalid", "input: send images as data URIs, data:image/jpeg;base64,...")
     try:
         return base64.b64decode(text[found.end() :], validate=True)
     except (binascii.Error, ValueError):
-        raise Problem("invalid", "input: this is not base64") from None
+        raise Problem(
+            "invalid", "input: the data URI is not base64; encode the image again"
+        ) from None
 
 
 def _base64(row: list[float]) -> Any:

@@ -1,4 +1,4 @@
-"""The standard metric evaluation as a job: R@1, 2, 4, 8, RP, MAP@R and NMI."""
+"""Evaluations as jobs: R@1, 2, 4, 8, RP, MAP@R and NMI."""
 
 import asyncio
 import shutil
@@ -20,7 +20,7 @@ from couce.server.routes.common import READING, service_of
 
 router = APIRouter()
 
-_Id = Annotated[str, Path(description="Of a job.", examples=["8c1f0e5a2b7d4936"])]
+_Id = Annotated[str, Path(description="The id of an evaluation.", examples=["8c1f0e5a2b7d4936"])]
 
 _JSON_BYTES = 1024
 _RAW: dict[str, Of] = {"application/zip": "queries", "application/x-npz": "embeddings"}
@@ -28,7 +28,7 @@ _TAKEN = ("application/json", "multipart/form-data", *_RAW)
 
 
 class JobsBody(BaseModel):
-    jobs: list[Job] = Field(description="The newest first.")
+    jobs: list[Job] = Field(description="All evaluations, the newest first.")
 
 
 _BODY: dict[str, Any] = {
@@ -48,10 +48,13 @@ _BODY: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "properties": {
-                        "queries": {**BINARY, "description": "A zip of class folders."},
-                        "embeddings": {**BINARY, "description": "An npz: embeddings, labels."},
+                        "queries": {**BINARY, "description": "A zip of images in class folders."},
+                        "embeddings": {
+                            **BINARY,
+                            "description": "An npz with embeddings and labels.",
+                        },
                     },
-                    "description": "One of the two.",
+                    "description": "Send one of the two files.",
                     "minProperties": 1,
                     "maxProperties": 1,
                     "additionalProperties": False,
@@ -65,7 +68,7 @@ _BODY: dict[str, Any] = {
 
 @router.post(
     "/evaluate",
-    summary="Measure retrieval",
+    summary="Start an evaluation",
     status_code=202,
     response_model=Job,
     responses=documented(
@@ -74,17 +77,22 @@ _BODY: dict[str, Any] = {
     openapi_extra=_BODY,
 )
 async def start(request: Request, _: Annotated[object, Depends(may_read)]) -> JSONResponse:
-    """Over the index's own labels, over a labelled query set against the index, or over embeddings alone.
+    """Measures how well searches find items of the same label.
 
-    It runs in a process of its own at the lowest priority; `GET /evaluate/{id}` follows it.
+    It searches with every labelled item of the index, with a set of labelled images that you send,
+    or within embeddings that you send. The evaluation runs in a process of its own at the lowest
+    priority. `GET /evaluate/{id}` shows its progress and result.
     """
     jobs = service_of(request).jobs
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _TAKEN:
         raise Problem(
-            "unsupported_type", 'this address takes JSON {"of": "index"}, or a form with a file'
+            "unsupported_type",
+            'this address takes the JSON {"of": "index"}, a form with a file, a zip or an npz',
         )
-    folder = await asyncio.to_thread(jobs.prepare)  # no more arrive than may wait
+    # The place in the queue is taken before the file arrives, so that no more files arrive than may
+    # wait.
+    folder = await asyncio.to_thread(jobs.prepare)
     try:
         of = await _receive(request, kind, folder)
         job = await asyncio.to_thread(jobs.start, folder, of)
@@ -97,7 +105,9 @@ async def start(request: Request, _: Annotated[object, Depends(may_read)]) -> JS
 async def _receive(request: Request, kind: str, folder: JobFolder) -> Of:
     if kind == "application/json":
         if await read_json(request, _JSON_BYTES) != {"of": "index"}:
-            raise Problem("bad_request", 'the JSON is {"of": "index"}; sets are sent as files')
+            raise Problem(
+                "bad_request", 'the JSON must be {"of": "index"}; send your own data as a file'
+            )
         return "index"
     if kind == "multipart/form-data":
         return await _from_form(request, folder)
@@ -106,7 +116,7 @@ async def _receive(request: Request, kind: str, folder: JobFolder) -> Of:
 
 
 async def _from_form(request: Request, folder: JobFolder) -> Of:
-    """A file of one megabyte or more is on the disk while the rest of it arrives."""
+    """Reads the file of a form. From one megabyte on, it goes to the disk while it arrives."""
     form = await FormParser(request.headers, request.stream(), max_files=1, max_fields=0).form()
     try:
         for of in _RAW.values():
@@ -116,7 +126,9 @@ async def _from_form(request: Request, folder: JobFolder) -> Of:
                 return of
     finally:
         await form.close()
-    raise Problem("bad_request", "the form's one file is queries (a zip) or embeddings (an npz)")
+    raise Problem(
+        "bad_request", "the form must have one file: queries (a zip) or embeddings (an npz)"
+    )
 
 
 def _copy(file: UploadFile, target: File) -> None:
@@ -132,7 +144,7 @@ async def _write(chunks: AsyncIterator[bytes], target: File) -> None:
 
 @router.get(
     "/evaluate",
-    summary="All evaluations, the newest first",
+    summary="List all evaluations, the newest first",
     response_model=JobsBody,
     responses=documented(*READING),
 )
@@ -143,7 +155,7 @@ async def all_jobs(request: Request, _: Annotated[object, Depends(may_read)]) ->
 
 @router.get(
     "/evaluate/{id}",
-    summary="How far an evaluation is",
+    summary="Show an evaluation with its progress and result",
     response_model=Job,
     responses=documented("not_found", *READING),
 )

@@ -1,4 +1,7 @@
-"""The gallery's items: added, looked at, removed. What was answered with 2xx is on the disk."""
+"""Adds, shows and removes items of the gallery.
+
+A change is on the disk before it is answered with a 2xx status.
+"""
 
 import hashlib
 import json
@@ -24,14 +27,23 @@ from couce.server.routes.common import READING, image_address, service_of, while
 
 router = APIRouter()
 
-_Id = Annotated[str, Path(description="Encoded: a slash in it is %2F.", examples=["3f2a"])]
+_Id = Annotated[
+    str,
+    Path(
+        description="The id of an item. In the address, a slash in it is written %2F.",
+        examples=["3f2a"],
+    ),
+]
 
 _READING = ("invalid", *READING)
 
 
 class ItemOptions(Options):
     id: str | None = Field(
-        None, min_length=1, max_length=512, description="Its own; unless said, of its content."
+        None,
+        min_length=1,
+        max_length=512,
+        description="The id of the item. [default: a hash of the image]",
     )
     label: str | None = Field(None, max_length=512, examples=["wren"])
     metadata: dict[str, Any] | None = Field(
@@ -42,7 +54,7 @@ class ItemOptions(Options):
     @classmethod
     def _in_an_address(cls, value: str | None) -> str | None:
         if value in (".", ".."):
-            raise ValueError("browsers take it out of an address; choose another")
+            raise ValueError("browsers remove this id from an address; choose another one")
         return value
 
     @field_validator("metadata", mode="before")
@@ -53,16 +65,18 @@ class ItemOptions(Options):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise ValueError('not a JSON object, such as {"year": 2024}') from None
+            raise ValueError('this must be a JSON object, such as {"year": 2024}') from None
 
 
 class ItemBody(BaseModel):
     id: str = Field(examples=["3f2a"])
     label: str | None = Field(examples=["wren"])
     metadata: dict[str, Any] = Field(examples=[{"year": 2024}])
-    image: str = Field(description="Address of its picture.", examples=["/items/3f2a/image"])
-    size: int | None = Field(description="Of the file, in bytes.", examples=[48_213])
-    sha256: str | None = Field(description="Of the file.", examples=["9f86d081884c7d65..."])
+    image: str = Field(description="The address of its thumbnail.", examples=["/items/3f2a/image"])
+    size: int | None = Field(description="The size of the file in bytes.", examples=[48_213])
+    sha256: str | None = Field(
+        description="The sha256 of the file.", examples=["9f86d081884c7d65..."]
+    )
     time: float = Field(
         description="When it was added, in seconds since 1970.", examples=[1_767_225_600.0]
     )
@@ -73,7 +87,7 @@ class PageBody(BaseModel):
     offset: int = Field(examples=[0])
     limit: int = Field(examples=[50])
     total: int | None = Field(
-        description="Of the whole gallery; null with a filter.", examples=[11_788]
+        description="The number of items in the gallery; null with a filter.", examples=[11_788]
     )
 
 
@@ -87,7 +101,7 @@ class LabelsBody(BaseModel):
     status_code=201,
     response_model=ItemBody,
     responses={
-        200: {"model": ItemBody, "description": "It was there already, and is as asked."},
+        200: {"model": ItemBody, "description": "The item exists already and is now as requested."},
         **documented(
             "bad_request",
             *_READING,
@@ -102,7 +116,11 @@ class LabelsBody(BaseModel):
     openapi_extra=image_body(ItemOptions),
 )
 async def add(request: Request, _: Annotated[object, Depends(may_change)]) -> JSONResponse:
-    """The same image again, or the same id with the same image, changes nothing but what is said anew."""
+    """Send the image as the field `image` of a form, or as the raw body.
+
+    If the item exists with the same image, only the given label and metadata change. If it exists
+    with another image, the new image, label and metadata replace the old ones.
+    """
     service = service_of(request)
     service.admission.check()
     upload = await read(request, json_body=False)
@@ -111,7 +129,7 @@ async def add(request: Request, _: Annotated[object, Depends(may_change)]) -> JS
     async with service.live.use() as serving:
         service.admission.check()
         embedded = await while_connected(request, service.embed(serving, image))
-        # From here on it is done, whether the client waits for the answer or not.
+        # From here on the item is added even if the client no longer waits for the answer.
         item, created = await serving.ask(
             _keep, serving.index, service.pictures, embedded.row, image, options
         )
@@ -122,7 +140,7 @@ async def add(request: Request, _: Annotated[object, Depends(may_change)]) -> JS
 def _keep(
     index: Index, pictures: Pictures, row: Row, image: bytes, options: ItemOptions
 ) -> tuple[Item, bool]:
-    """The item as it is kept, and whether it is new."""
+    """Adds an item. Returns it as it is stored, and whether it is new."""
     digest = hashlib.sha256(image).hexdigest()
     id = options.id or digest[:ID_DIGITS]
     check_text("id", id)
@@ -139,23 +157,17 @@ def _keep_one(
     id: str,
     digest: str,
 ) -> tuple[Item, bool]:
-    """The picture is on the disk before the item is."""
+    """Like :func:`_keep`, while the item is locked. The image is stored before the item."""
     found = index.get(id)
-    # Of another image under the same id, nothing is kept but the id.
+    # If the id had another image, nothing of the old item is kept.
     known = found if found is not None and found.sha256 == digest else None
-    new = NewItem(
-        row,
-        id=id,
-        label=options.label if options.label is not None else known.label if known else None,
-        sha256=digest,
-        size=len(image),
-        metadata=options.metadata
-        if options.metadata is not None
-        else known.metadata
-        if known
-        else {},
-    )
-    new.item()  # what cannot be kept is said before anything is written
+    label, metadata = options.label, options.metadata
+    if label is None and known is not None:
+        label = known.label
+    if metadata is None:
+        metadata = dict(known.metadata) if known is not None else {}
+    new = NewItem(row, id=id, label=label, sha256=digest, size=len(image), metadata=metadata)
+    new.item()  # raises an error for values that cannot be stored, before anything is written
     if known is not None and any(File(path).is_file() for path in known.paths):
         new = replace(new, paths=known.paths, stamps=known.stamps)
         if (known.label, known.metadata) == (new.label, new.metadata):
@@ -169,7 +181,7 @@ def _keep_one(
 
 @router.get(
     "/items",
-    summary="Look through the gallery",
+    summary="List the items of the gallery",
     response_model=PageBody,
     responses=documented(*_READING),
 )
@@ -180,10 +192,10 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     filter: Annotated[
         list[str] | None,
-        Query(max_length=64, description="As for a search.", json_schema_extra=FILTERS),
+        Query(max_length=64, description="Filters, as for a search.", json_schema_extra=FILTERS),
     ] = None,
 ) -> JSONResponse:
-    """In the order of their ids."""
+    """The items come in the order of their ids."""
     chosen = parse(filter or [])
     async with service_of(request).live.use() as serving:
         found = await serving.ask(serving.index.items, offset, limit, chosen)
@@ -194,7 +206,7 @@ async def page(
 
 @router.get(
     "/labels",
-    summary="Every label with its number of items",
+    summary="List all labels with their numbers of items",
     response_model=LabelsBody,
     responses=documented(*_READING),
 )
@@ -205,7 +217,7 @@ async def labels(request: Request, _: Annotated[object, Depends(may_read)]) -> J
 
 @router.get(
     "/items/{id}",
-    summary="One item",
+    summary="Show an item",
     response_model=ItemBody,
     responses=documented("not_found", *_READING),
 )
@@ -215,11 +227,11 @@ async def one(request: Request, id: _Id, _: Annotated[object, Depends(may_read)]
 
 @router.get(
     "/items/{id}/image",
-    summary="Its picture, small and encoded anew",
+    summary="Show the thumbnail of an item",
     response_class=Response,
     responses={
         200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}},
-        304: {"description": "It is as the client has it."},
+        304: {"description": "The client already has this thumbnail."},
         **documented("not_found", "bad_image", "decode_timeout", "overloaded", *_READING),
     },
 )
@@ -227,7 +239,7 @@ async def picture(
     request: Request,
     id: _Id,
     _: Annotated[object, Depends(may_read)],
-    size: Annotated[int, Query(ge=16, le=1024, description="Of its longer side.")] = 256,
+    size: Annotated[int, Query(ge=16, le=1024, description="Pixels of the longer side.")] = 256,
 ) -> Response:
     item = await _item(request, id)
     tag = hashlib.sha256(f"{item.id} {item.sha256} {item.time} {size}".encode()).hexdigest()[:32]
@@ -250,7 +262,7 @@ async def picture(
     responses=documented("not_found", *_READING),
 )
 async def remove(request: Request, id: _Id, _: Annotated[object, Depends(may_change)]) -> Response:
-    """What was uploaded for it is deleted; a file of the gallery's own folder stays."""
+    """The uploaded image is deleted, too. A file of the gallery's own folder stays."""
     service = service_of(request)
     name = _name(id)
     async with service.live.use() as serving:
@@ -261,7 +273,10 @@ async def remove(request: Request, id: _Id, _: Annotated[object, Depends(may_cha
 
 
 def _remove(index: Index, pictures: Pictures, id: str) -> bool:
-    """Whether it was there. What an earlier try left of its picture goes too."""
+    """Removes an item and its uploaded images. Returns whether the item existed.
+
+    The images are deleted in any case, because an earlier try may have removed the item alone.
+    """
     with pictures.changing(id):
         removed = index.remove([id])
         pictures.forget(id)
@@ -269,7 +284,10 @@ def _remove(index: Index, pictures: Pictures, id: str) -> bool:
 
 
 def _name(id: str) -> str:
-    """An id as it stands in the address, where the gate leaves it encoded: it may contain a slash."""
+    """Decodes an id from the address.
+
+    The middleware leaves it encoded, because an id may contain a slash.
+    """
     try:
         return unquote(id, errors="strict")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The page for people: files of the package, read once."""
+"""The web page. Its files are in the package and are read once."""
 
 import hashlib
 from importlib.resources import files
@@ -31,7 +31,7 @@ def page_router() -> APIRouter:
 
     def serve(request: Request, name: str) -> Response:
         if name not in pages:
-            raise Problem("not_found", "the page has no such file")
+            raise Problem("not_found", "the web page has no file of this name")
         tag = f'"{hashlib.sha256(pages[name]).hexdigest()[:32]}"'
         headers = {
             "Content-Security-Policy": _CSP,

@@ -1,4 +1,4 @@
-"""POST /search: the items that look like an image."""
+"""POST /search: finds the items that look like an image."""
 
 import time
 from typing import Annotated, Any, Literal
@@ -20,27 +20,34 @@ from couce.server.routes.common import MAX_K, Service, image_address, service_of
 from couce.server.search_batcher import Wanted
 from couce.server.serving import Serving
 
-_DEEPEST = 16_384  # hits looked through for groups; Milvus ranks no more
+_DEEPEST = 16_384  # most hits that are examined for groups; Milvus returns no more
 
 router = APIRouter()
 
 
 class SearchOptions(Options):
-    id: str | None = Field(None, description="Of an item to search by, instead of an image.")
-    vector: list[float] | None = Field(
-        None, max_length=65_536, description="An embedding to search by, instead of an image."
+    id: str | None = Field(
+        None, description="The id of an item to search with, instead of an image."
     )
-    k: int = Field(10, ge=1, le=MAX_K, description="How many hits.")
-    offset: int = Field(0, ge=0, le=10_000, description="How many of the first to leave out.")
+    vector: list[float] | None = Field(
+        None, max_length=65_536, description="An embedding to search with, instead of an image."
+    )
+    k: int = Field(10, ge=1, le=MAX_K, description="How many hits to return.")
+    offset: int = Field(0, ge=0, le=10_000, description="How many of the best hits to skip.")
     filter: list[str] = Field(
         default_factory=list,
         max_length=64,
-        description="label=x, id=x or metadata.KEY=x; the same field again is another value.",
+        description="label=x, id=x or metadata.KEY=x. If a field is repeated, any of its values"
+        " matches.",
         examples=[["label=wren"]],
         json_schema_extra=FILTERS,
     )
-    min_score: float | None = Field(None, ge=-1, le=1, description="Least cosine of a hit.")
-    group_by: Literal["label"] | None = Field(None, description="Only the best hit of each label.")
+    min_score: float | None = Field(
+        None, ge=-1, le=1, description="The lowest cosine similarity of a hit."
+    )
+    group_by: Literal["label"] | None = Field(
+        None, description="Return only the best hit of each label."
+    )
 
     @field_validator("vector", mode="before")
     @classmethod
@@ -50,34 +57,37 @@ class SearchOptions(Options):
 
 class HitBody(BaseModel):
     id: str = Field(examples=["3f2a"])
-    score: float = Field(description="Cosine.", examples=[0.9312])
+    score: float = Field(description="The cosine similarity.", examples=[0.9312])
     label: str | None = Field(examples=["wren"])
     metadata: dict[str, Any] = Field(examples=[{"year": 2024}])
-    image: str = Field(description="Address of its picture.", examples=["/items/3f2a/image"])
+    image: str = Field(description="The address of its thumbnail.", examples=["/items/3f2a/image"])
 
 
 class TimeBody(BaseModel):
-    decode_ms: float | None = Field(description="Null where no image was sent.", examples=[3.1])
-    embed_ms: float | None = Field(description="With waiting for a batch.", examples=[21.7])
+    decode_ms: float | None = Field(description="Null if no image was sent.", examples=[3.1])
+    embed_ms: float | None = Field(description="With the wait for a batch.", examples=[21.7])
     search_ms: float = Field(examples=[0.6])
     total_ms: float = Field(examples=[25.9])
 
 
 class SearchBody(BaseModel):
-    hits: list[HitBody] = Field(description="The nearest first.")
-    count: int = Field(description="Of these hits.", examples=[1])
+    hits: list[HitBody] = Field(description="The hits, the nearest first.")
+    count: int = Field(description="The number of these hits.", examples=[1])
     time: TimeBody
 
 
 @router.post(
     "/search",
-    summary="Find what looks like an image",
+    summary="Find the items that look like an image",
     response_model=SearchBody,
     responses=documented("not_found", *IMAGE_CODES),
     openapi_extra=image_body(SearchOptions, {"id": "3f2a", "k": 5}, without=("id", "vector")),
 )
 async def search(request: Request, _: Annotated[object, Depends(may_read)]) -> JSONResponse:
-    """The image as the form's field `image` or as the raw body; or JSON with an item's `id` or a `vector`."""
+    """Send an image as the field `image` of a form or as the raw body.
+
+    To search with an item or an embedding instead, send JSON with its `id` or its `vector`.
+    """
     began = time.perf_counter()
     service = service_of(request)
     service.admission.check()
@@ -99,7 +109,9 @@ async def _search(
 ) -> dict[str, Any]:
     given = [bool(upload.images), options.id is not None, options.vector is not None]
     if sum(given) != 1:
-        raise Problem("bad_request", "search by one thing: an image, an item's id, or a vector")
+        raise Problem(
+            "bad_request", "search with exactly one of an image, an item's id and a vector"
+        )
     decoded = embedded = None
     if upload.images:
         service.admission.check()
@@ -126,7 +138,10 @@ async def _search(
 def _looked_through(
     index: Index, row: Row, options: SearchOptions, chosen: Filter | None
 ) -> list[Hit]:
-    """Where not every hit counts: as many as it takes are looked through."""
+    """The hits of a search in which some hits do not count.
+
+    It searches for more and more hits until enough of them count.
+    """
     wanted = options.k + options.offset
     depth = wanted + 1 if options.group_by is None else 4 * wanted
     while True:
@@ -144,7 +159,7 @@ def _above(hits: list[Hit], least: float | None) -> list[Hit]:
 
 
 def _best_of_each(hits: list[Hit]) -> list[Hit]:
-    """Of each label the first; what has no label stands for itself."""
+    """The first hit of each label. Every hit without a label is kept."""
     seen: dict[tuple[str, str | None], Hit] = {}
     for hit in hits:
         seen.setdefault(("label", hit.item.label) if hit.item.label else ("id", hit.id), hit)
@@ -152,12 +167,14 @@ def _best_of_each(hits: list[Hit]) -> list[Hit]:
 
 
 def vector_of(index: Index, id: str) -> Row:
+    """The embedding of an item."""
     for block in index.vectors([id]):
         return block.vectors[0]
     raise Problem("not_found", f"there is no item {id[:60]!r}")
 
 
 def _given(vector: list[float], serving: Serving) -> Row:
+    """A vector of the request, scaled to unit length."""
     try:
         row: Row = unit_rows([vector], serving.embedder.dim)[0]
     except CouceError as error:

@@ -1,4 +1,4 @@
-"""Whether the server lives and is ready, what it serves, what it measured; and the change to new files."""
+"""Shows whether the server works, what it serves and what it measured, and reloads its files."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ class ReadyBody(BaseModel):
 
 
 class InfoBody(BaseModel):
-    couce: str = Field(description="Its version.", examples=[__version__])
+    couce: str = Field(description="The version of CouCE.", examples=[__version__])
     model: dict[str, Any] = Field(examples=[{"hash": "9f86d081884c7d65...", "dim": 512}])
-    certificate: dict[str, Any] | None = Field(description="That nothing of CouCE is left in it.")
+    certificate: dict[str, Any] | None = Field(description="What `couce export --certify` found.")
     index: dict[str, Any] = Field(examples=[{"backend": "folder", "items": 11_788}])
     keys: Literal["required", "off"]
     read_only: bool
@@ -39,7 +39,7 @@ class InfoBody(BaseModel):
 
 class ReloadBody(BaseModel):
     model: str = Field(
-        description="sha256 of the model that answers from now on.",
+        description="The sha256 of the model that answers from now on.",
         examples=["9f86d081884c7d65..."],
     )
     items: int = Field(examples=[11_788])
@@ -47,7 +47,7 @@ class ReloadBody(BaseModel):
 
 @router.get(
     "/healthz",
-    summary="Whether the process lives",
+    summary="Check that the process runs",
     response_model=AliveBody,
     responses=documented("forbidden"),
 )
@@ -57,7 +57,7 @@ async def healthz() -> JSONResponse:
 
 @router.get(
     "/readyz",
-    summary="Whether model and index are open and the model has run",
+    summary="Check that the server can answer searches",
     response_model=ReadyBody,
     responses=documented("forbidden", "unavailable"),
 )
@@ -69,7 +69,7 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get(
     "/metrics",
-    summary="Prometheus for Prometheus",
+    summary="Show the measurements for Prometheus",
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
@@ -82,7 +82,7 @@ async def metrics(request: Request, _: Annotated[object, Depends(may_read)]) -> 
 
 @router.get(
     "/info",
-    summary="Model, certificate, index and limits",
+    summary="Show model, certificate, index and limits",
     response_model=InfoBody,
     responses=documented(*READING),
 )
@@ -98,7 +98,7 @@ async def info(request: Request, _: Annotated[object, Depends(may_read)]) -> JSO
             "couce": __version__,
             "model": model,
             "certificate": _certificate(settings.model, model["hash"]),
-            # Where it lies on the disk is nobody's business.
+            # Clients must not learn where the index is on the disk.
             "index": {name: value for name, value in index.items() if name != "address"},
             "keys": "required" if service.auth.needed else "off",
             "read_only": settings.read_only,
@@ -109,21 +109,22 @@ async def info(request: Request, _: Annotated[object, Depends(may_read)]) -> JSO
 
 @router.post(
     "/admin/reload",
-    summary="Open model and index anew",
+    summary="Load model and index again",
     response_model=ReloadBody,
     responses=documented("conflict", *READING),
 )
 async def reload(request: Request, _: Annotated[object, Depends(may_administer)]) -> JSONResponse:
-    """Beside the old ones, which answer until the new ones are checked, and stay if these are faulty.
+    """The old ones answer until the new ones are checked, and stay if the new ones have a fault.
 
-    Other processes that share the state folder follow within seconds.
+    Other processes that share the state folder reload within seconds, too.
     """
     service = service_of(request)
     try:
         await service.live.reload()
     except CouceError as error:
-        raise Problem("conflict", f"model and index stay as they are: {error}") from None
-    async with service.live.use() as serving:  # it may be another by now
+        raise Problem("conflict", f"the old model and index stay in use: {error}") from None
+    # Another reload may have replaced the new ones in the meantime.
+    async with service.live.use() as serving:
         items = await serving.ask(len, serving.index)
         return JSONResponse({"model": serving.embedder.hash, "items": items})
 
@@ -144,7 +145,7 @@ def _model(serving: Serving) -> dict[str, Any]:
 
 
 def _certificate(model: Path, digest: str) -> dict[str, Any] | None:
-    """What `couce export --certify` wrote beside the model, if it is of this very file."""
+    """The certificate that `couce export --certify` wrote, if it is about this model file."""
     try:
         found = json.loads(model.with_suffix(".certificate.json").read_text())
     except (OSError, ValueError):

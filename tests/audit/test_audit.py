@@ -1,4 +1,4 @@
-"""Interventions, masks and the audit: what is changed, what is not, and what is counted."""
+"""Interventions, masks and the audit: what they change, what they keep and what they count."""
 
 import json
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def photo(height: int = 48, width: int = 64) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("each", INTERVENTIONS, ids=lambda each: each.name)
-def test_interventions_change_the_picture_and_at_strength_0_do_not(each: Intervention) -> None:
+def test_interventions_change_the_image_and_at_strength_0_do_not(each: Intervention) -> None:
     pixels = photo()
     kept = pixels.copy()
     changed = each.change(pixels, np.random.default_rng(1), 1.0)
@@ -66,7 +66,9 @@ def test_interventions_change_the_picture_and_at_strength_0_do_not(each: Interve
 
 @pytest.mark.parametrize("ring", [0, 1, 2])
 def test_one_ring_of_the_spectrum_is_scaled_and_the_mean_stays(ring: int) -> None:
-    pixels = (photo() * 0.2 + 100).astype(np.uint8)  # far from 0 and 255: nothing is clipped
+    pixels = (photo() * 0.2 + 100).astype(
+        np.uint8
+    )  # far from 0 and 255, so that nothing is clipped
     changed = scale_ring(pixels, np.random.default_rng(0), 1.0, ring)
     before, after = (np.fft.fft2(x[..., 1].astype(float)) for x in (pixels, changed))
     height, width = pixels.shape[:2]
@@ -74,21 +76,23 @@ def test_one_ring_of_the_spectrum_is_scaled_and_the_mean_stays(ring: int) -> Non
     for y, x in np.ndindex(height, width):
         radius = np.hypot(min(y, height - y) / height, min(x, width - x) / width)
         if abs(before[y, x]) < 2000:
-            continue  # rounding to whole levels weighs more
+            continue  # rounding to whole levels would change these too much
         expected = min(int(radius * 6 + 1e-9), 2)
         factor = abs(after[y, x]) / abs(before[y, x])
         if (y, x) != (0, 0) and expected == ring:
             seen.add(round(float(factor), 1))
         else:
             assert factor == pytest.approx(1, abs=0.05)
-    if ring == 0:  # such pictures have little beyond
+    if ring == 0:  # this image has hardly any amplitude in the other rings
         assert seen in ({0.5}, {1.5})
 
 
 def test_hue_turns_colours_and_keeps_grey() -> None:
     hue = next(each for each in INTERVENTIONS if each.name == "hue")
     colours = np.array([[[90, 90, 90], [120, 60, 60]]], np.uint8)
-    turned = hue.change(colours, np.random.default_rng(0), 3.0)  # half a circle: its complement
+    turned = hue.change(
+        colours, np.random.default_rng(0), 3.0
+    )  # half a turn, which gives the complement
     np.testing.assert_allclose(turned[0, 0], [90, 90, 90], atol=1)
     np.testing.assert_allclose(turned[0, 1], [40, 100, 100], atol=1)
 
@@ -106,8 +110,8 @@ def test_a_swap_with_a_perfect_mask_leaves_the_object_to_the_pixel() -> None:
         np.testing.assert_array_equal(swapped[(mask == 0) & far], donor[(mask == 0) & far])
 
 
-def test_a_mask_of_the_demo_is_where_the_thing_is_drawn() -> None:
-    """Two pictures that differ in their thing alone differ within the masks alone."""
+def test_a_mask_of_the_demo_is_where_the_object_is_drawn() -> None:
+    """If only the variant of the object changes, only pixels within the mask change."""
     plan = examples(0.5, 2, 0)
     checked = 0
     for example in plan[::9]:
@@ -131,10 +135,10 @@ def test_the_fill_has_no_trace_of_the_object_and_keeps_the_rest() -> None:
     sloped = np.tile(np.linspace(0, 250, 60)[None, :, None], (40, 1, 3)).astype(np.uint8)
     filled = without_object(sloped, mask).astype(int)
     np.testing.assert_array_equal(filled[:, :15], sloped[:, :15])
-    assert np.abs(filled - sloped).max() < 60  # it goes on as it does around
+    assert np.abs(filled - sloped).max() < 60  # the fill continues the slope around it
 
 
-def test_estimated_masks_find_the_things_of_the_demo() -> None:
+def test_estimated_masks_find_the_objects_of_the_demo() -> None:
     overlaps, guesses = [], []
     middle = np.hypot(*np.mgrid[-1:1:64j, -1:1:64j]) < 0.65
     for example in [each for each in examples(0.5, 4, 0) if each.half == "test"][::6]:
@@ -143,17 +147,19 @@ def test_estimated_masks_find_the_things_of_the_demo() -> None:
         overlaps.append((truth & found).sum() / (truth | found).sum())
         guesses.append((truth & middle).sum() / (truth | middle).sum())
     assert np.mean(overlaps) > 0.7 > 0.5 > np.mean(guesses)
-    assert estimate_mask(Image.new("RGB", (50, 30), "red")).size == (50, 30)  # nothing stands out
+    assert estimate_mask(Image.new("RGB", (50, 30), "red")).size == (50, 30)  # there is no object
 
 
 def test_where_masks_come_from(pictures: Path, tmp_path: Path) -> None:
     data = open_dataset("demo", pictures)
-    assert open_masks(data).kind == "drawn with the pictures"
+    assert open_masks(data).kind == "drawn with the images"
     path = data.test.paths[0]
     drawn = open_masks(data).of(path, Image.open(path))
     assert drawn == object_mask(example_of(path, read_plan(pictures)))
-    assert open_masks(open_dataset(str(pictures))).kind == "drawn with the pictures"
-    plain = open_dataset(str(pictures / "test"))  # no demo set any more, but folders of pictures
+    assert open_masks(open_dataset(str(pictures))).kind == "drawn with the images"
+    plain = open_dataset(
+        str(pictures / "test")
+    )  # class folders without a recipe are not a demo set
     assert open_masks(plain).kind.startswith("estimated")
     folder = tmp_path / "segmentations" / path.parent.name
     folder.mkdir(parents=True)
@@ -162,8 +168,8 @@ def test_where_masks_come_from(pictures: Path, tmp_path: Path) -> None:
     assert annotated.of(path, Image.open(path)) == drawn
     with pytest.raises(ValueError, match="has no mask"):
         annotated.of(data.test.paths[-1], Image.open(path))
-    Image.new("L", drawn.size, 1).save(folder / f"{path.stem}.png")  # numbers of classes
-    with pytest.raises(ValueError, match="255 is object"):
+    Image.new("L", drawn.size, 1).save(folder / f"{path.stem}.png")  # class numbers instead of 255
+    with pytest.raises(ValueError, match="save masks with 255 for the object"):
         annotated.of(path, Image.open(path))
 
 
@@ -179,7 +185,7 @@ def test_the_search_is_that_of_the_metrics() -> None:
     assert found.precision.mean() == pytest.approx(expected["MAP@R"])
     assert np.array_equal(found.margin < 0, found.hit)
     assert not np.any(found.first[0] == np.arange(60))
-    # With others left out too, as by a search of a gallery without them.
+    # Leaving out more images is the same as a search in a gallery without them.
     without = _search(rows[None, :1], rows, labels, labels[:1], np.array([[0, 1, 59]]))
     kept = [n for n in range(60) if n not in (0, 1, 59)]
     order = sorted(kept, key=lambda n: -float(rows[n] @ rows[0]))
@@ -191,7 +197,7 @@ def test_the_search_is_that_of_the_metrics() -> None:
 
 
 def small_audit(hits: dict[str, NDArray[np.bool_]], labels: NDArray[np.intp]) -> Audit:
-    """An audit with given hits (rows, Q); only those matter."""
+    """An audit with given hits (rows, Q). The rest of it does not matter."""
     split = Split.of(
         Item(Path(f"{label}/{n}.png"), f"{label}", "test")
         for n, label in enumerate(labels.tolist())
@@ -225,9 +231,9 @@ def test_figures_of_an_audit_by_hand() -> None:
     nuisances += ["blur", "jpeg", "crop", "shift"]
     assert counted(colour=False) == nuisances
     assert found.nuisances.value == pytest.approx(np.mean([recall[n] / 0.8 for n in nuisances]))
-    assert found.chance == pytest.approx(2 / 17)  # itself and two lenders are not searched
+    assert found.chance == pytest.approx(2 / 17)  # the query and its two donors cannot be found
     assert found.nuisances.low < found.nuisances.value < found.nuisances.high
-    # Equal models differ by nothing, with certainty: the same classes are drawn for both.
+    # Equal models have an interval of length 0, because the same classes are drawn for both.
     assert summarise(made)["same"].difference == (0, 0, 0)
     with_colour = summarise(made, colour=True)["one"]
     expected = np.mean([recall[each.name] / 0.8 for each in INTERVENTIONS])
@@ -235,32 +241,33 @@ def test_figures_of_an_audit_by_hand() -> None:
 
 
 def test_wrong_hits_by_background_by_hand() -> None:
-    """Six images, two classes, hits all on image 0, whose background is meadow."""
+    """Six images of two classes. Every hit is image 0, whose background is a meadow."""
     labels = np.array([0, 0, 0, 1, 1, 1])
     hit = np.zeros((len(ROWS), 6), bool)
-    hit[:, 1:3] = True  # 1 and 2 find image 0 of their class; 3, 4 and 5 do too, wrongly
+    hit[:, 1:3] = True  # image 0 is a correct hit for 1 and 2, and a wrong one for 3, 4 and 5
     hit[:, 0] = True
     made = small_audit({"one": hit}, labels)
     names = ["meadow", "sea", "sea", "meadow", "sea", "night"]
     share = summarise(made, backgrounds=names)["one"].same_background
     assert share is not None
     assert share.wrong == 3
-    assert share.share == pytest.approx(1 / 3)  # of 3, 4, 5 only 3 is before a meadow
-    # Among the three images of the other class: 1 meadow for 3, 2 sea for 4, no night for 5.
+    assert share.share == pytest.approx(1 / 3)  # of 3, 4 and 5, only 3 is before a meadow
+    # In the other class, one image has the background of 3 (meadow), two have that of 4 (sea), and
+    # none has that of 5 (night).
     assert share.chance == pytest.approx((1 / 3 + 2 / 3 + 0) / 3)
     assert summarise(made)["one"].same_background is None
 
 
-def test_a_model_that_finds_nothing_keeps_nothing_known() -> None:
+def test_without_any_hit_the_kept_share_is_unknown() -> None:
     made = small_audit({"one": np.zeros((len(ROWS), 6), bool)}, np.array([0, 0, 0, 1, 1, 1]))
     found = summarise(made)["one"]
     assert np.isnan(found.nuisances.value)
     assert found.nuisances.percent() == "unknown"
-    assert failures(made, "one").width > 0  # and no query could be lost
+    assert failures(made, "one").width > 0  # it says that no query was lost
 
 
-def test_a_model_of_backgrounds_is_found_out(pictures: Path) -> None:
-    """It embeds the frame of a picture alone: swapping backgrounds moves it, painting over does not."""
+def test_a_model_of_backgrounds_is_recognised(pictures: Path) -> None:
+    """It embeds only the frame of an image, so only another background changes its embeddings."""
 
     def frame(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         edge = np.concatenate(
@@ -268,17 +275,16 @@ def test_a_model_of_backgrounds_is_found_out(pictures: Path) -> None:
         )
         colours = np.sort(edge.astype(np.float32), axis=1).reshape(len(pixels), -1)
         colours -= colours.mean(axis=1, keepdims=True)
-        return colours / (
-            np.linalg.norm(colours, axis=1, keepdims=True) + 1e-6
-        )  # plain grey has none
+        # The small constant is for plain grey frames, whose norm is 0.
+        return colours / (np.linalg.norm(colours, axis=1, keepdims=True) + 1e-6)
 
     data = open_dataset("demo", pictures)
     names = background_names(data, data.test)
     model = Model("frame", Preprocess(resize=64, crop=64), frame)
     found = measure([model], data.test, open_masks(data), names, limit=100, size=64)
     each = found.found["frame"]
-    lenders = np.column_stack([found.queries, found.donors])
-    assert not np.any(each.first[:, :, None] == lenders[None])  # in no row
+    excluded = np.column_stack([found.queries, found.donors])
+    assert not np.any(each.first[:, :, None] == excluded[None])  # in any row
     assert np.all(found.gallery.labels[found.donors[:, 0]] == found.labels)
     assert not np.any(found.gallery.labels[found.donors[:, 1]] == found.labels)
     assert names is not None
@@ -293,7 +299,7 @@ def test_a_model_of_backgrounds_is_found_out(pictures: Path) -> None:
     assert same > 0.5 > 0.2 > swapped
 
 
-def test_audit_of_two_models_and_its_repetition(
+def test_an_audit_of_two_models_can_be_repeated(
     runs: dict[str, Path], pictures: Path, call: Call, tmp_path: Path
 ) -> None:
     arguments = ("--data", pictures, "--limit", 24, "--size", 64)
@@ -313,7 +319,7 @@ def test_audit_of_two_models_and_its_repetition(
         assert all(
             0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in each["rows"].values()
         )
-    # The order of the models changes nothing but which is compared with which.
+    # With another order of the models, only the differences between them change.
     call(
         *("audit", runs["couce"] / "best.pt", runs["base"], "demo"),
         *(*arguments, "--out", tmp_path / "b"),
@@ -327,7 +333,7 @@ def test_audit_of_two_models_and_its_repetition(
 def test_any_onnx_model_can_be_audited(
     make_model: Callable[..., Path], pictures: Path, call: Call, tmp_path: Path
 ) -> None:
-    """And on a set that knows neither masks nor backgrounds."""
+    """The data set has neither masks nor names of backgrounds."""
     ours, foreign = make_model("ours.onnx"), make_model("foreign.onnx", describe=False)
     arguments = ("--limit", 8, "--gallery", 40, "--size", 32, "--out", tmp_path / "out")
     folder = pictures / "test"
@@ -339,9 +345,9 @@ def test_any_onnx_model_can_be_audited(
     assert code == 0, complaint
     stored = json.loads((tmp_path / "out" / "audit.json").read_text())["values"]
     assert stored["masks"].startswith("estimated")
-    assert stored["gallery"] == 40  # whole classes of four
+    assert stored["gallery"] == 40  # whole classes of four images
     one, other = stored["models"].values()
-    assert one["rows"] == other["rows"]  # the same model, described or not
+    assert one["rows"] == other["rows"]  # the same model, with and without a description
     assert one["same_background"] is None
 
 
@@ -355,7 +361,7 @@ def test_any_onnx_model_can_be_audited(
         (["RUN", "RUN", "demo"], "named twice"),
     ],
 )
-def test_wrong_calls_are_sentences(
+def test_wrong_calls_are_one_sentence(
     arguments: list[str],
     words: str,
     runs: dict[str, Path],
@@ -371,7 +377,7 @@ def test_wrong_calls_are_sentences(
     assert complaint.count("\n") == 1
 
 
-def test_pictures_that_cannot_be_read_are_left_out(
+def test_images_that_cannot_be_read_are_left_out(
     runs: dict[str, Path], call: Call, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -380,7 +386,7 @@ def test_pictures_that_cannot_be_read_are_left_out(
         folder.mkdir(parents=True)
         for n in range(4):
             Image.fromarray(rng.integers(0, 255, (40, 30, 3), np.uint8)).save(folder / f"{n}.png")
-    (tmp_path / "set" / "test" / "c" / "1.png").write_bytes(b"no picture")
+    (tmp_path / "set" / "test" / "c" / "1.png").write_bytes(b"no image")
     code, _, complaint = call("audit", runs["couce"], tmp_path / "set", "--out", tmp_path / "out")
     assert code == 0
     assert "left out" in complaint

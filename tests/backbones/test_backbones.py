@@ -49,7 +49,7 @@ def test_a_frozen_stage_computes_the_same_without_batchnorm(name: str) -> None:
     torch.manual_seed(0)
     backbone = build_backbone(name)
     norms = [m for m in backbone.stage1.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    for norm in norms:  # as if it had been trained: nothing is 0 or 1
+    for norm in norms:  # random values, as after training
         for key, tensor in norm.state_dict().items():
             if tensor.is_floating_point():
                 low, high = (0.5, 1.5) if key in ("weight", "running_var") else (-0.5, 0.5)
@@ -72,7 +72,7 @@ def parameters(name: str) -> int:
 
 
 def test_published_parameter_counts() -> None:
-    """Published with a classifier of 1000 classes, which ours do without."""
+    """The published counts include a classifier of 1000 classes, which our backbones lack."""
     assert parameters("bn-inception") + 1000 * (1024 + 1) == 11_295_240
     assert parameters("resnet50") + 1000 * (2048 + 1) == 25_557_032
     assert parameters("resnet18") + 1000 * (512 + 1) == 11_689_512
@@ -89,7 +89,7 @@ def test_bn_inception_maps_have_the_sizes_of_the_method() -> None:
 
 
 def test_bn_inception_reads_the_public_file(tmp_path: Path) -> None:
-    """A file as the public one: its names, its (1, C) BatchNorm tensors, its classifier."""
+    """A file like the public one, with its names, (1, C) BatchNorm tensors and classifier."""
     original = build_backbone("bn-inception")
     branches = {
         "one": "1x1",
@@ -133,7 +133,7 @@ def test_bn_inception_wants_bgr_of_0_to_255() -> None:
 
 
 def public_state(name: str) -> dict[str, torch.Tensor]:
-    """The state dict that torchvision's model has, random."""
+    """The state dict of torchvision's model with random weights."""
     import torchvision
 
     state: dict[str, torch.Tensor] = getattr(torchvision.models, name)().state_dict()
@@ -147,7 +147,7 @@ def test_files_of_torchvision_fit(name: str, suffix: str, tmp_path: Path) -> Non
     path = tmp_path / f"weights{suffix}"
     if suffix == ".pth":
         torch.save(state, path)
-    else:  # half precision, and without the classifier, as such files often come
+    else:  # in half precision and without the classifier, like many such files
         kept = {k: v for k, v in state.items() if not k.startswith(("fc.", "classifier."))}
         save_file({k: v.half() if v.is_floating_point() else v for k, v in kept.items()}, path)
     loaded = build_backbone(name, pretrained=path)
@@ -198,7 +198,7 @@ def test_files_that_are_no_weights_are_one_sentence(
         torch.save(content, tmp_path / "odd.pth")
         with pytest.raises(CouceError, match="plain mapping"):
             build_backbone("tiny", pretrained=tmp_path / "odd.pth")
-    with pytest.raises(CouceError, match="weights come as"):
+    with pytest.raises(CouceError, match="'' is not a file of weights"):
         build_backbone("tiny", pretrained="")
 
 
@@ -211,13 +211,14 @@ def test_a_file_with_flipped_bytes_is_one_sentence(tmp_path: Path) -> None:
         for _ in range(3):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)
-        with pytest.raises(CouceError):  # if by chance still readable, it does not fit
+        # If the file can still be read by chance, its tensors do not fit.
+        with pytest.raises(CouceError):
             build_backbone("tiny", pretrained=path)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A web server on loopback, and the folder it serves."""
+    """The address of a local web server, and the folder that it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
@@ -251,10 +252,10 @@ def test_public_weights_are_downloaded_once_and_checked(
 
     (cached,) = (tmp_path / "cache").rglob("r18.pth")
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
-    with pytest.raises(CouceError, match="delete it to download it anew"):
+    with pytest.raises(CouceError, match="delete it, and it is downloaded again"):
         build_backbone("resnet18", pretrained=True)
     cached.unlink()
-    with pytest.raises(CouceError, match=r"could not download .*404.*give its path"):
+    with pytest.raises(CouceError, match=r"could not be downloaded .*404.*give the path"):
         build_backbone("resnet18", pretrained=True)
 
 
@@ -265,7 +266,7 @@ def test_a_download_with_the_wrong_hash_is_not_kept(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     (folder / "r18.pth").write_bytes(b"something else")
     monkeypatch.setitem(BACKBONES, "resnet18", resnet18_from(f"{address}/r18.pth", "0" * 64))
-    with pytest.raises(CouceError, match="could not download"):
+    with pytest.raises(CouceError, match="could not be downloaded"):
         build_backbone("resnet18", pretrained=True)
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 

@@ -1,4 +1,4 @@
-"""Every accepted form of every set, made here as trees of empty files with the published counts."""
+"""All accepted forms of the known data sets, as empty files with the published counts."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from couce.errors import CouceError
 
 
 def spread(images: int, classes: int) -> list[int]:
-    """So many images over so many classes."""
+    """The number of images of each class, as equal as possible."""
     return [images // classes + (c < images % classes) for c in range(classes)]
 
 
@@ -92,7 +92,7 @@ def cars_later(root: Path) -> None:
 
 
 def cars_folders(root: Path, official_numbers: bool) -> None:
-    """With official numbers the names are in another order than the classes, as in real life."""
+    """Official numbers go with names in another order than that of the classes, as in reality."""
     number = 0
     for c, count in enumerate(CARS, 1):
         name = f"model {(c * 59) % 196:03}" if official_numbers else f"model {c:03}"
@@ -146,7 +146,7 @@ def test_any_tree(tmp_path: Path) -> None:
     assert data.train.counts == data.test.counts == Counts(3, 9)
     assert data.train.names == ("class 0", "class 1", "class 2")
     assert open_dataset(str(tmp_path), train_classes=4).train.counts == Counts(4, 12)
-    with pytest.raises(CouceError, match="6 classes, of which 6 cannot train and the rest test"):
+    with pytest.raises(CouceError, match="6 classes, so 6 of them cannot be the training half"):
         open_dataset(str(tmp_path), train_classes=6)
 
 
@@ -175,7 +175,7 @@ def test_csv(halves: bool, tmp_path: Path) -> None:
     [
         ("", "columns path and label"),
         ("file,class\na,b", "columns path and label"),
-        ("path,label,half\na.jpg,b,both", "line 2: half is 'both'"),
+        ("path,label,half\na.jpg,b,both", "line 2: half must be train or test, not 'both'"),
     ],
 )
 def test_wrong_csv(content: str, message: str, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_an_empty_folder_says_what_was_expected(name: str, tmp_path: Path) -> No
         open_dataset(name, tmp_path)
 
 
-def test_a_name_that_is_nothing_lists_the_known() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
         CouceError, match=r"'cubb' \(did you mean 'cub'\?\); known: cub, cars, sop, demo"
     ):

@@ -15,8 +15,8 @@ from couce.data.drawing import BACKGROUNDS, LIGHTS, THINGS
 from couce.errors import CouceError
 
 
-def share_in_the_commonest_surroundings(confounding: float, half: str) -> float:
-    """Averaged over classes: how much of a class stands before one background and in one light."""
+def share_of_the_commonest_surroundings(confounding: float, half: str) -> float:
+    """The mean share of a class's images with its most common background and light."""
     by_class: dict[str, list[tuple[str, str]]] = {}
     for example in examples(confounding, per_class=40, seed=0):
         if example.half == half:
@@ -25,7 +25,7 @@ def share_in_the_commonest_surroundings(confounding: float, half: str) -> float:
     return float(np.mean(shares))
 
 
-def test_halves_have_other_classes_of_all_things() -> None:
+def test_halves_have_different_classes_of_all_kinds() -> None:
     plan = examples(0.9, per_class=2, seed=0)
     halves = {half: {e.label for e in plan if e.half == half} for half in ("train", "test")}
     assert len(halves["train"]) == len(halves["test"]) == 32
@@ -33,22 +33,22 @@ def test_halves_have_other_classes_of_all_things() -> None:
     assert {label.split("-")[0] for label in halves["test"]} == set(THINGS)
 
 
-def test_confounding_is_a_dial_on_the_training_half_alone() -> None:
-    shares = [share_in_the_commonest_surroundings(c, "train") for c in (0.0, 0.5, 1.0)]
+def test_confounding_changes_only_the_training_half() -> None:
+    shares = [share_of_the_commonest_surroundings(c, "train") for c in (0.0, 0.5, 1.0)]
     assert shares[0] < 0.15
     assert shares[1] == pytest.approx(0.5, abs=0.05)
     assert shares[2] == 1.0
-    assert share_in_the_commonest_surroundings(1.0, "test") < 0.15
+    assert share_of_the_commonest_surroundings(1.0, "test") < 0.15
 
 
-def test_classes_of_the_training_half_have_surroundings_of_their_own() -> None:
+def test_training_classes_have_their_own_background_and_light() -> None:
     own = {e.label: (e.background, e.light) for e in examples(1.0, 1, 0) if e.half == "train"}
     assert len(set(own.values())) == 32
     assert {background for background, _ in own.values()} == set(BACKGROUNDS)
     assert {light for _, light in own.values()} == set(LIGHTS)
 
 
-def test_pictures_repeat_and_differ() -> None:
+def test_drawing_is_repeatable_and_images_differ() -> None:
     plan = examples(0.9, per_class=2, seed=0)
     first, second = np.asarray(draw(plan[0])), np.asarray(draw(plan[1]))
     assert first.shape == (64, 64, 3)
@@ -57,7 +57,7 @@ def test_pictures_repeat_and_differ() -> None:
     assert plan != examples(0.9, per_class=2, seed=1)
 
 
-def test_writing_twice_writes_once_and_another_recipe_anew(tmp_path: Path) -> None:
+def test_the_same_set_is_written_once_and_another_one_replaces_it(tmp_path: Path) -> None:
     folder = write_demo(tmp_path / "set", per_class=2)
     files = sorted(folder.rglob("*.png"))
     assert len(files) == 128
@@ -79,7 +79,7 @@ def test_several_processes_may_draw_the_same_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [None, "", '{"cake": 1}', "[]"])
-def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, recipe: str | None) -> None:
+def test_any_other_folder_is_left_unchanged(tmp_path: Path, recipe: str | None) -> None:
     for folder in ("train", "test"):
         (tmp_path / folder).mkdir()
     (tmp_path / "train" / "holiday.png").write_bytes(b"dear")
@@ -90,7 +90,7 @@ def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, recipe: str | N
     assert (tmp_path / "train" / "holiday.png").read_bytes() == b"dear"
 
 
-def test_the_command_runs_the_road(tmp_path: Path) -> None:
+def test_the_command_runs_all_steps(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-m", "couce", "demo", "--epochs", "1", "--port", "0"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

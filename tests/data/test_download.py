@@ -1,4 +1,4 @@
-"""Downloads from a server on loopback: resumed, checked, unpacked nowhere else."""
+"""Downloads from a local server: they are resumed, verified and unpacked into their folder."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ from couce.errors import CouceError
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one file, from the middle if it is asked and able to."""
+    """Serves one file. With ``ranges``, it supports requests for a part of the file."""
 
     content = b""
     ranges = True
@@ -71,11 +71,13 @@ def test_a_set_is_downloaded_checked_and_unpacked(server: Server, tmp_path: Path
     assert (tmp_path / "set" / "a.txt").read_text() == "a" * 5000
     assert seen[-1] == (len(server.content), len(server.content))
     get("cub", tmp_path, lambda *_: None)
-    assert len(server.asked) == 1  # the second time it was there
+    assert len(server.asked) == 1  # the second call downloads nothing
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_goes_on_where_it_stopped(server: Server, ranges: bool, tmp_path: Path) -> None:
+def test_a_download_continues_where_it_stopped(
+    server: Server, ranges: bool, tmp_path: Path
+) -> None:
     server.ranges = ranges
     (tmp_path / "set.zip.part").write_bytes(server.content[:40])
     get("cub", tmp_path, lambda *_: None)
@@ -83,28 +85,30 @@ def test_a_download_goes_on_where_it_stopped(server: Server, ranges: bool, tmp_p
     assert (tmp_path / "set" / "a.txt").exists()
 
 
-def test_a_complete_part_is_only_checked(server: Server, tmp_path: Path) -> None:
+def test_a_complete_part_is_only_verified(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.zip.part").write_bytes(server.content)
     get("cub", tmp_path, lambda *_: None)
     assert (tmp_path / "set" / "a.txt").exists()
 
 
 @pytest.mark.usefixtures("server")
-def test_a_damaged_download_is_thrown_away(tmp_path: Path) -> None:
+def test_a_damaged_download_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "set.zip.part").write_bytes(b"x" * 40)
     with pytest.raises(CouceError, match="arrived damaged"):
         get("cub", tmp_path, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_server_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_server_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(download.ARCHIVES, "cub", Archive("http://127.0.0.1:9/set.zip", ""))
-    with pytest.raises(CouceError, match=r"could not download .* run this again to go on, or put"):
+    with pytest.raises(CouceError, match=r"could not download .* run the command again to"):
         get("cub", tmp_path, lambda *_: None)
 
 
-def test_sets_that_are_gone_say_where_to_put_the_files(tmp_path: Path) -> None:
-    with pytest.raises(CouceError, match=r"no longer serve it; .* into "):
+def test_the_error_for_cars_says_where_to_put_the_files(tmp_path: Path) -> None:
+    with pytest.raises(CouceError, match=r"no longer offer it; .* into "):
         get("cars", tmp_path, lambda *_: None)
     with pytest.raises(CouceError, match="known: cub, sop"):
         get("imagenet", tmp_path, lambda *_: None)
@@ -123,7 +127,7 @@ def test_no_member_leaves_the_folder(name: str, tmp_path: Path) -> None:
         info = tarfile.TarInfo(name)
         info.size = 4
         archive.addfile(info, io.BytesIO(b"evil"))
-    if name.startswith("/"):  # tarfile takes an absolute path as one below the folder
+    if name.startswith("/"):  # tarfile makes an absolute path relative to the folder
         unpack(tmp_path / "a.tgz", target)
         assert (target / "evil.txt").exists()
     else:
@@ -133,7 +137,7 @@ def test_no_member_leaves_the_folder(name: str, tmp_path: Path) -> None:
     assert not Path("/evil.txt").exists()
 
 
-def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         info = tarfile.TarInfo("link")
         info.type, info.linkname = tarfile.SYMTYPE, "../.."

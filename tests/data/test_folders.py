@@ -24,11 +24,11 @@ def test_class_folders_become_labels(tmp_path: Path) -> None:
 def test_halves_are_no_classes(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "test/b/2.jpg")
     assert [label for _, label in labelled_files([tmp_path])] == ["b", "a"]
-    # One of these names alone may well be a class.
+    # With only one of these names, it is a class.
     assert [label for _, label in labelled_files([tmp_path / "train"])] == ["a"]
 
 
-def test_nothing_to_be_found(tmp_path: Path) -> None:
+def test_without_images_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CouceError, match="there are no images in"):
         labelled_files([tmp_path])
     with pytest.raises(CouceError, match="there is no file or folder"):
@@ -38,7 +38,7 @@ def test_nothing_to_be_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("bus", "car", "train"), ("test", "train", "tram")])
 def test_a_class_may_be_called_train(names: tuple[str, ...], tmp_path: Path) -> None:
-    """One rule for training, evaluation, audit and the gallery."""
+    """Training, evaluation, audit and gallery use the same rule."""
     touch(tmp_path, *(f"{name}/{n}.jpg" for name in names for n in range(2)))
     assert not has_halves(tmp_path)
     assert set(class_folders(tmp_path)) == set(names)
@@ -48,7 +48,7 @@ def test_a_class_may_be_called_train(names: tuple[str, ...], tmp_path: Path) -> 
     assert {*found.train.names, *found.test.names} == set(names)
 
 
-def test_halves_are_read_alike_by_all(tmp_path: Path) -> None:
+def test_all_rooms_read_halves_in_the_same_way(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "train/train/2.jpg", "test/b/3.jpg", "other/4.jpg")
     assert has_halves(tmp_path)
     assert set(class_folders(tmp_path)) == {"a", "b", "other", "train"}

@@ -1,4 +1,4 @@
-"""Export for real: torch beside onnxruntime, what the file holds, and what is refused."""
+"""Real exports: onnxruntime against torch, the content of the file, and refused calls."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def named(images: Sequence[ImageSource]) -> dict[str, ImageSource]:
 
 
 def embed_by_torch(path: Path, pictures: list[Image.Image]) -> np.ndarray:
-    """What the trained network gives, without any of export's code."""
+    """The embeddings of the trained network, computed without the code of the export."""
     network, preprocess, _ = checkpoint.load_network(path)
     network.eval()
     with torch.inference_mode():
@@ -108,7 +108,7 @@ def test_three_lines_of_plain_onnxruntime(
     saved: Path, tmp_path: Path, pictures: list[Image.Image]
 ) -> None:
     write_model(saved, tmp_path / "model.onnx", named(pictures[:8]))
-    # The three lines of docs/export.md, as they stand there.
+    # The three lines of docs/export.md, as they are there.
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
     images = np.stack([np.asarray(picture) for picture in pictures[:5]])
@@ -130,8 +130,8 @@ def test_what_the_file_holds(saved: Path, tmp_path: Path, pictures: list[Image.I
     assert (image.name, embedding.name) == ("image", "embedding")
     shape = [dim.dim_param or dim.dim_value for dim in image.type.tensor_type.shape.dim]
     assert shape == ["batch", 64, 64, 3]
-    # Convolutions with the BatchNorm behind them folded into weight and bias, the head, and the six
-    # constants of normalisation: nothing else has a value.
+    # The only values are those of the convolutions (with the BatchNorm after them folded into
+    # weight and bias), of the head, and the six constants of the normalisation.
     network, _, content = checkpoint.load_network(saved)
     convolutions = [m for m in network.modules() if isinstance(m, torch.nn.Conv2d)]
     expected = sum(c.weight.numel() + c.out_channels for c in convolutions)
@@ -140,7 +140,7 @@ def test_what_the_file_holds(saved: Path, tmp_path: Path, pictures: list[Image.I
     dictionary = content["objective"]["odba.dictionary"]
     assert dictionary.shape == (CAPACITY, DIM)
     assert target.stat().st_size < 4 * (expected + dictionary.numel())
-    # Nothing of the machine it was made on.
+    # The file contains no paths of the machine that made it.
     text = target.read_bytes()
     for secret in (b"/home/me", b"site-packages", str(Path.cwd()).encode(), b".py"):
         assert secret not in text
@@ -161,7 +161,7 @@ def test_operations_are_counted_as_torch_counts_them(saved: Path) -> None:
 
 @pytest.fixture
 def damaged_export(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An exporter that gets the weights of one layer wrong."""
+    """Makes the exporter write wrong weights of one layer. Returns the name of this layer."""
     layer = "backbone.stage2.layer4"
 
     def wrong(*arguments: Any) -> onnx.ModelProto:
@@ -200,7 +200,7 @@ def test_a_difference_writes_nothing_and_names_image_and_layer(
 
 
 def test_the_layer_is_found_where_others_work_in_place(pictures: list[Image.Image]) -> None:
-    """ResNet's ReLUs write over the maps that they are given."""
+    """The ReLUs of ResNet overwrite their inputs."""
     torch.manual_seed(0)
     network = EmbeddingNetwork(build_backbone("resnet18"), DIM).eval()
     preprocess = Preprocess(resize=72, crop=64)
@@ -220,7 +220,7 @@ def test_the_layer_is_found_where_others_work_in_place(pictures: list[Image.Imag
 def test_a_model_that_half_precision_breaks_is_not_written(
     tmp_path: Path, pictures: list[Image.Image]
 ) -> None:
-    """Embeddings beyond float16's largest number."""
+    """These embeddings are larger than the largest number of float16."""
     path = trained(tmp_path / "ckpt.pt", pictures)
     content = checkpoint.load(path)
     content["network"]["head.weight"] *= 1e7
@@ -273,10 +273,10 @@ def test_structures_differ_by_nodes_attributes_shapes_and_steering_values(saved:
     assert "Conv" in changed(attribute)[0]
     assert f"{len(whole.nodes) + 1} nodes instead of {len(whole.nodes)}" in changed(extra_node)
     assert changed(axes)
-    assert not changed(weights)  # the claim is about structure
+    assert not changed(weights)  # the values of weights are no part of the structure
 
     def shared(graph: onnx.GraphProto) -> None:
-        """As the exporter does with weights that are equal."""
+        """Stores equal weights once, as the exporter does."""
         biases = [n.input[2] for n in graph.node if n.op_type == "Conv"]
         sizes = {t.name: t.dims[0] for t in graph.initializer if len(t.dims) == 1}
         first = biases[0]
@@ -299,20 +299,20 @@ def test_a_certificate(saved: Path, tmp_path: Path, pictures: list[Image.Image])
     rows = {row["name"]: row for row in content["rows"]}
     assert list(rows) == ["model.onnx", *certificate.ROWS, certificate.CONTROL]
     assert len({row["structure"]["sha256"] for row in rows.values()}) == 1
-    # What was left out: proxies always; with ODBA the dictionary, its statistics and its counters.
+    # The proxies are always left out; with ODBA also the dictionary, its statistics and counters.
     assert rows["base"]["left_out"] == 2 * DIM
     assert rows["CouCE, K = 8192"]["left_out"] == 2 * DIM + 8192 * DIM + 3 * DIM + 3
     page = (tmp_path / "model.certificate.html").read_text()
     assert "They are identical" in page
     assert "<td>CouCE, K = 4096</td>" in page
 
-    # Exported again without a certificate: that of before would be of another model.
+    # Another export without a certificate removes the old one, which is of another model.
     write_model(saved, target, named(pictures[:8]), "float")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_times_are_compared_turn_by_turn() -> None:
-    """A machine that slows down half-way slows both; an outlier does not move the middle."""
+    """A machine that becomes slower half-way slows both. An outlier does not move the median."""
     base = [0.010] * 20 + [0.030] * 20
     times = [1.1 * each for each in base]
     times[3] = 1.0
@@ -378,7 +378,7 @@ def test_int8_and_fp16_say_what_they_cost(
 def test_the_layer_that_8_bits_harm_is_found_and_skipped(
     saved: Path, pictures: list[Image.Image]
 ) -> None:
-    """One channel a thousand times larger, and smaller again behind: the same function in floats."""
+    """One channel is scaled by 1000 and back in the next layer: the same function in floats."""
     network, preprocess, _ = checkpoint.load_network(saved)
     block: Any = network.backbone.stage2.layer4
     with torch.no_grad():
@@ -403,7 +403,7 @@ def test_the_layer_that_8_bits_harm_is_found_and_skipped(
 def test_layers_are_skipped_until_little_is_lost(
     saved: Path, pictures: list[Image.Image], messages: list[str]
 ) -> None:
-    """Too much is lost twice: the two worst layers then stay in float32, and are named."""
+    """Too much is lost twice. So the two worst layers stay in float32, and a message names them."""
     network, preprocess, content = checkpoint.load_network(saved)
     proto = to_onnx(network, preprocess, "uint8")
     feeds = np.stack([preprocess.pixels(picture) for picture in pictures[:8]])
@@ -421,7 +421,7 @@ def test_layers_are_skipped_until_little_is_lost(
     graph = onnx.load_from_string(written).graph
     weights = {tensor.name for tensor in graph.initializer}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
-    # A quantised one reads its weights through a DequantizeLinear.
+    # A quantised convolution gets its weights from a DequantizeLinear node.
     in_floats = {node.name for node in convolutions if node.input[1] in weights}
     assert in_floats == {n.name for n in convolutions if n.name.startswith(tuple(worst))}
     assert 0 < len(in_floats) < len(convolutions)
@@ -443,12 +443,12 @@ def test_commands_as_typed(saved: Path, tmp_path: Path, pictures: list[Image.Ima
     (tmp_path / "ckpt.pt").write_bytes(saved.read_bytes())
     done = run("export", "ckpt.pt", "model.onnx", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # none of the exporter's chatter
-    assert "Compared on drawn pictures" in done.stdout
+    assert done.stderr == ""  # no messages of torch's exporter
+    assert "Comparing on drawn images" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Written to model.onnx. Next: couce ")
     done = run("export", "ckpt.pt", "other.onnx", "--dataset", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "drawn" not in done.stdout  # but the set itself
+    assert "drawn" not in done.stdout  # the images of the data set are used instead
 
     for n, picture in enumerate(pictures[:6]):
         folder = tmp_path / "gallery" / f"class {n % 2}"
@@ -484,11 +484,11 @@ def test_commands_as_typed(saved: Path, tmp_path: Path, pictures: list[Image.Ima
         (["export", "ckpt.pt", "model.onnx", "--precision", "int8"], "--calibrate"),
         (["export", "ckpt.pt", "model.onnx", "--input", "png"], "known: uint8, float"),
         (["export", "ckpt.pt", "model.onnx", "--dataset", "cubs"], "did you mean 'cub'"),
-        (["export", "ckpt.pt", "ckpt.pt"], "a model is called something.onnx, not ckpt.pt"),
+        (["export", "ckpt.pt", "ckpt.pt"], "the name of a model must end in .onnx"),
         (["export", "ckpt.pt", "m.onnx", "--certify", "--precision", "fp16"], "of the fp32 model"),
         (["export", "ckpt.pt", "m.onnx", "--calibrate", "."], "--calibrate is for int8"),
         (["export", "hi.pt", "model.onnx"], "hi.pt cannot be read as a checkpoint"),
-        (["embed", ".", "-o", "notes.txt"], "embeddings go to something.npz"),
+        (["embed", ".", "-o", "notes.txt"], "must be an .npz file in an existing folder"),
         (["evaluate", "ckpt.pt", "--preprocess", "crop=8"], "--preprocess is for ONNX models"),
         (["embed", "."], "there is no model at model.onnx; `couce export` makes one"),
         (["embed", "absent", "--model", "ckpt.pt"], "ckpt.pt cannot be used as a model"),

@@ -1,1 +1,1 @@
-"""A package, since its tests share what conftest.py and crash_writer.py define."""
+"""A package, so that its tests can import conftest.py and crash_writer.py."""

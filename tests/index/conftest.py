@@ -1,4 +1,4 @@
-"""A tiny model, a few pictures and a reference search, for all tests of the gallery."""
+"""A tiny model, a few images and a reference search, for all tests of the index."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ CROP = 16
 
 
 def write_model(path: Path, seed: int = 0) -> Path:
-    """A random projection of the pixels, described as CouCE's own models are."""
+    """Writes a model that projects pixels at random, with a description as CouCE's own models."""
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((CROP * CROP * 3, DIM)).astype(np.float32)
     nodes = [
@@ -73,7 +73,7 @@ def unit(count: int, dim: int = DIM, seed: int = 0) -> NDArray[np.float32]:
 
 
 def numbered(rows: NDArray[np.float32], first: int = 0) -> list[NewItem]:
-    """Items i00000, i00001, ... with a label and metadata that follow from their numbers."""
+    """Items i00000, i00001, ... whose labels and metadata follow from their numbers."""
     return [
         NewItem(row, id=f"i{n:05}", label=f"l{n % 7}", metadata={"n": n, "even": n % 2 == 0})
         for n, row in enumerate(rows, first)
@@ -83,7 +83,7 @@ def numbered(rows: NDArray[np.float32], first: int = 0) -> list[NewItem]:
 def nearest(
     rows: NDArray[np.float32], query: NDArray[np.float32], k: int, among: Sequence[int]
 ) -> list[str]:
-    """By comparing all of them, one at a time."""
+    """The ids of the ``k`` nearest rows: the reference, which compares one row at a time."""
     scores = [(float(np.dot(rows[n], query)), n) for n in among]
     return [f"i{n:05}" for _, n in sorted(scores, reverse=True)[:k]]
 
@@ -95,7 +95,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gallery(tmp_path: Path) -> Path:
-    """Three classes of four pictures."""
+    """Three classes of four images."""
     for label in range(3):
         for number in range(4):
             write_picture(
@@ -112,7 +112,7 @@ class Couce(Protocol):
 def couce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Couce:
-    """Runs `couce index ...` in the test's folder; what it said, if it ended with ``code``."""
+    """Runs `couce index ...` in the test's folder, checks the exit code and returns the output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -130,8 +130,8 @@ def couce(
 
 @pytest.fixture(scope="session")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The real server on free ports of this machine, with users and passwords."""
-    package = pytest.importorskip("milvus", reason="needs the package milvus, of extra dev")
+    """A real Milvus server on free ports of this machine, with users and passwords."""
+    package = pytest.importorskip("milvus", reason="needs the package milvus from the extra dev")
     pytest.importorskip("pymilvus")
     config = package.MilvusServerConfig(data_dir=str(tmp_path_factory.mktemp("milvus")))
     for role in (
@@ -145,7 +145,7 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ):
         config.set(f"{role}.ip", "127.0.0.1")
     config.set("common.security.authorizationEnabled", "true")
-    config.set("proxy.timeTickInterval", "20")  # ms that a strongly consistent read waits
+    config.set("proxy.timeTickInterval", "20")  # ms; a strongly consistent read waits so long
     server = package.MilvusServer(config)
     server.start()
     try:
@@ -156,5 +156,5 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def milvus(milvus_server: Any) -> str:
-    """The server's address, up to the name of a collection."""
+    """The server's address, without the name of a collection."""
     return f"milvus+http://root:Milvus@127.0.0.1:{milvus_server.listen_port}"

@@ -1,7 +1,8 @@
-"""The writer of the crash test: changes an index until it is killed.
+"""The writer of the crash test. It changes an index until it is killed.
 
-Each change is announced in a log before it is made and acknowledged after, each line in one write, so that
-whoever reads the log after a kill knows what must be there, and what may or may not.
+It announces each change in a log before the change, and acknowledges it after the change. Each line
+is one write. So the log shows after a kill which changes the index must have, and which one it may
+have.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`couce index build` and the other commands, run as people run them."""
+"""`couce index build` and the other commands of `couce index`, run through the command line."""
 
 import csv
 import json
@@ -67,7 +67,7 @@ def test_the_road_of_a_gallery(tmp_path: Path, model: Path, gallery: Path, couce
     assert "added" not in said
     assert "broken.png" in couce("build", "gallery", "--strict", code=1)
 
-    # Changed, touched, moved to another class, and gone.
+    # One file each is changed, touched, moved to another class, and deleted.
     write_picture(gallery / "class-0" / "1.png", 77)
     os.utime(gallery / "class-0" / "2.png", ns=(1, 1))
     (gallery / "class-0" / "3.png").rename(gallery / "class-1" / "moved.png")
@@ -88,7 +88,7 @@ def test_the_road_of_a_gallery(tmp_path: Path, model: Path, gallery: Path, couce
         assert moved.label == "class-1"
         assert len(index) == 11
     assert "11 unchanged" in re.sub("12 unchanged", "11 unchanged", couce("build", "gallery"))
-    assert "All of it" in couce("verify")
+    assert "No faults" in couce("verify")
 
 
 @pytest.mark.usefixtures("model")
@@ -151,7 +151,7 @@ def test_shards_join_to_the_whole(tmp_path: Path, gallery: Path, couce: Couce) -
     assert sum(len(paths(tmp_path / f"part-{n}")) for n in (1, 2, 3)) >= 12
     couce("copy", "joined", "copied")
     assert paths(tmp_path / "copied") == paths(tmp_path / "whole")
-    assert "written i/n" in couce("build", "gallery", "--shard", "4/3", code=2)
+    assert "write a shard as i/n" in couce("build", "gallery", "--shard", "4/3", code=2)
 
 
 @pytest.mark.usefixtures("model", "gallery")
@@ -174,7 +174,10 @@ def test_add_remove_and_info(tmp_path: Path, couce: Couce) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_bytes_that_move_far_are_not_lost(tmp_path: Path, couce: Couce) -> None:
-    """The first file of many is replaced, and its old bytes come back as the last, commits later."""
+    """The first of many files is replaced, and its old bytes are found again in the last file.
+
+    Between the two, changes are stored several times.
+    """
     folder = tmp_path / "gallery" / "x"
     for number in range(600):
         write_picture(folder / f"{number:03}.png", number)
@@ -192,7 +195,7 @@ def test_bytes_that_move_far_are_not_lost(tmp_path: Path, couce: Couce) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_an_interrupted_build_goes_on(tmp_path: Path, couce: Couce) -> None:
-    """Killed after its first commit, a build embeds only what was left."""
+    """A build is killed after its first commit. The next one only embeds the remaining files."""
     for number in range(700):
         write_picture(tmp_path / "gallery" / "x" / f"{number}.png", number)
     command = [sys.executable, "-m", "couce", "index", "build", "gallery"]
@@ -203,7 +206,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, couce: Couce) -> None:
                 if len(index):
                     process.kill()
                     break
-        except ValueError:  # not there yet
+        except ValueError:  # the index does not exist yet
             pass
     process.wait()
     with open_index(tmp_path / "index") as index:
@@ -222,7 +225,7 @@ def test_another_model_is_refused(tmp_path: Path, couce: Couce) -> None:
     for command in (["build", "gallery"], ["search", "gallery/class-0/0.png"]):
         said = couce(*command, "--model", "other.onnx", code=2)
         assert "was built with another model" in said
-        assert "build another index with this" in said
+        assert "build another index with this one" in said
 
 
 @pytest.mark.parametrize(
@@ -233,7 +236,7 @@ def test_another_model_is_refused(tmp_path: Path, couce: Couce) -> None:
         (["build", "gallery", "--type", "ivff"], "did you mean 'ivf'"),
         (["build", "gallery", "--type", "IVF12,Nonsense"], "FAISS knows no index"),
         (["build", "gallery", "--engine", "spark"], "unknown engine 'spark'"),
-        (["build", "gallery", "--to", "ftp://x"], "no address of an index"),
+        (["build", "gallery", "--to", "ftp://x"], "not the address of an index"),
         (["info", "nowhere"], "there is no index in nowhere"),
         (["remove", "x", "--index", "nowhere"], "there is no index in nowhere"),
         (["verify", "nowhere"], "there is no index in nowhere"),
@@ -267,7 +270,7 @@ def test_the_structure_is_measured_and_kept(tmp_path: Path, couce: Couce) -> Non
     with LocalIndex(tmp_path / "index", "write", background=False) as index:
         index.add(numbered(unit(3000)))
     said = couce("compact", "--type", "ivf", "--recall", "0.95")
-    assert re.search(r"recall@10 0\.9[5-9]\d+ on 150 held-out queries, [\d.]+ ms a query", said)
+    assert re.search(r"recall@10 0\.9[5-9]\d+ on 150 held-out queries, [\d.]+ ms per query", said)
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     assert manifest["structure"]["asked"] == "ivf"
     assert manifest["structure"]["measured"]["recall"] >= 0.95

@@ -1,7 +1,7 @@
-"""The same calls on a folder and on Milvus, compared.
+"""Compares the results of the same calls on a folder and on Milvus.
 
-Each test makes one index of either kind, does everything to both, and what both answer must be the same:
-ids, items, and scores to 1e-4.
+Each test makes one index of each kind and calls both. Their answers must be the same: ids, items,
+and scores to 1e-4.
 """
 
 import os
@@ -22,7 +22,7 @@ from .conftest import numbered, unit
 
 
 class Both:
-    """Two indexes as one: a call goes to both and their answers are compared."""
+    """Makes each call on two indexes and compares their answers."""
 
     def __init__(self, folder: Index, milvus: Index) -> None:
         self.folder, self.milvus = folder, milvus
@@ -173,7 +173,7 @@ def test_filters(both: Both) -> None:
 def test_upsert_and_delete(both: Both) -> None:
     rows = unit(60)
     both(lambda index: index.add(numbered(rows[:40])))
-    both(lambda index: index.add(numbered(rows[40:], 20)))  # others under the ids 20 to 39
+    both(lambda index: index.add(numbered(rows[40:], 20)))  # other vectors for the ids 20 to 39
     assert both(len) == 40
     both.search(rows[20:22], 5)
     assert both.search(rows[45:46], 1)[0][0].id == "i00025"
@@ -192,7 +192,7 @@ def test_upsert_and_delete(both: Both) -> None:
     assert both(lambda index: index.remove(["i00003", "i00003", "absent", "twice"])) == 2
     assert both(len) == 39
     both.search(rows[:5], 60)
-    both(lambda index: index.add(numbered(rows[3:4], 3)))  # and back
+    both(lambda index: index.add(numbered(rows[3:4], 3)))  # the removed item is added again
     both.search(rows[3:4], 3)
 
 
@@ -210,7 +210,7 @@ def test_paging(both: Both) -> None:
     both(lambda index: [tuple(b) for b in index.vectors(["i00005", "absent", "i00002"])])
     both(lambda index: [item.id for item in index.every_item()])
     both(lambda index: np.concatenate([b.vectors for b in index.vectors()]))
-    both.refuse(lambda index: index.search(query, 0), "k is at least 1")
+    both.refuse(lambda index: index.search(query, 0), "k must be at least 1")
 
 
 def test_strange_items_come_back(both: Both) -> None:

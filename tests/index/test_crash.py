@@ -1,4 +1,4 @@
-"""Killed at any moment, an index keeps what it acknowledged and no half of anything."""
+"""A killed writer loses no change that it acknowledged, and leaves no change half done."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from couce.index.local.index import LocalIndex
 from .crash_writer import vector
 
 WRITER = Path(__file__).with_name("crash_writer.py")
-State = dict[str, tuple[int, int]]  # id: key of the change it came with, and its place in it
+State = dict[str, tuple[int, int]]  # for each id, the key of its change and its place in it
 
 
 def replayed(state: State, change: dict[str, object]) -> State:
-    """What a change makes of a state: the reference."""
+    """The state after a change: the reference."""
     after = dict(state)
     key, ids = change["key"], change["ids"]
     assert isinstance(key, int)
@@ -36,7 +36,7 @@ def replayed(state: State, change: dict[str, object]) -> State:
 
 
 def possible(state: State, lines: list[dict[str, object]]) -> list[State]:
-    """The states that the log allows: all that is acknowledged, with or without the last, open one."""
+    """The states that the log allows: with all acknowledged changes, and perhaps a last one."""
     opened: dict[str, object] | None = None
     for line in lines:
         if line["event"] == "try":
@@ -48,7 +48,7 @@ def possible(state: State, lines: list[dict[str, object]]) -> list[State]:
 
 
 def held(folder: Path) -> State:
-    """What the index has, with every vector compared."""
+    """The state of the index. Every vector is compared with that of its change."""
     found: State = {}
     with open_index(folder) as index:
         for block in index.vectors():

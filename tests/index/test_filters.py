@@ -1,4 +1,4 @@
-"""Filters on their own: what both backends are handed."""
+"""Filters, and the conditions that the two backends get."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_the_command_line() -> None:
         ({"label": 1}, "cannot be 1"),
         ({"id": None}, "cannot be None"),
         ({"metadata.x": {"deep": 1}}, "cannot be"),
-        ({"label": "\udcff"}, "not text"),
+        ({"label": "\udcff"}, "not text in UTF-8"),
     ],
 )
 def test_wrong_filters_are_sentences(wrong: dict[str, object], words: str) -> None:

@@ -1,4 +1,4 @@
-"""An index in a folder: search against a plain reference through adds, removes and compaction."""
+"""An index in a folder: search is compared with a plain reference after each kind of change."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ def ids(hits: list[list[Hit]]) -> list[list[str]]:
 
 
 def check(index: Index, rows: NDArray[np.float32], alive: list[int], seed: int = 99) -> None:
-    """Search equals the reference, with and without filters, one query and several."""
+    """Compares searches with the reference: with and without filters, for one query and several."""
     queries = unit(4, rows.shape[1], seed)
     search = index.search
     assert ids(search(queries, 5)) == [nearest(rows, q, 5, alive) for q in queries]
@@ -37,7 +37,7 @@ def check(index: Index, rows: NDArray[np.float32], alive: list[int], seed: int =
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw", "ivfpq", "IVF4,SQ8"])
 def test_search_through_a_life(tmp_path: Path, kind: str) -> None:
-    """Exact at every step: with so few rows every structure is made to look everywhere."""
+    """The hits are exact after every step: a recall of 0.9999 makes a search visit all rows."""
     rows = unit(900)
     with LocalIndex(tmp_path / "index", "write", background=False) as index:
         index.add(numbered(rows[:600]))
@@ -65,7 +65,7 @@ def test_search_through_a_life(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_graph_gives_as_many_as_are_asked_for(tmp_path: Path) -> None:
-    """Far more than its search keeps on its way."""
+    """A search returns many more hits than the candidate list of HNSW holds."""
     rows = unit(6000, 8)
     with LocalIndex(tmp_path / "index", "write", background=False) as index:
         index.add(numbered(rows))
@@ -90,7 +90,7 @@ def test_an_item_is_replaced_by_its_id(tmp_path: Path) -> None:
         (hits,) = index.search(rows[2:], 2)
         assert hits[0].id == "a"
         assert hits[0].score == pytest.approx(1)
-        index.add([NewItem(None, id="a", label="z")])  # the vector stays
+        index.add([NewItem(None, id="a", label="z")])  # keeps the vector
         assert index.search(rows[2:], 1, filter={"label": "z"})[0][0].score == pytest.approx(1)
         with pytest.raises(CouceError, match="whose vector could be kept"):
             index.add([NewItem(None, id="new")])
@@ -102,7 +102,7 @@ def test_an_item_is_replaced_by_its_id(tmp_path: Path) -> None:
 def test_an_add_is_all_or_nothing(tmp_path: Path) -> None:
     rows = unit(3)
     with open_index(tmp_path / "index", "write") as index:
-        with pytest.raises(CouceError, match="from 1 to 512 bytes"):
+        with pytest.raises(CouceError, match="must have from 1 to 512 bytes"):
             index.add([NewItem(rows[0], id="a"), NewItem(rows[1])])
         with pytest.raises(CouceError, match="zero or not finite"):
             index.add([NewItem(rows[0], id="a"), NewItem(0 * rows[0], id="b")])
@@ -187,7 +187,7 @@ def test_a_reader_follows_the_writer(tmp_path: Path) -> None:
 
 
 def test_searches_during_adds_and_compaction_are_of_one_moment(tmp_path: Path) -> None:
-    """The writer keeps ten items that all come and go together: a search sees ten or none."""
+    """The writer adds and removes ten items at once, so a search must see all ten or none."""
     rows = unit(500)
     crowd = np.repeat(unit(1, seed=5), 10, axis=0)
     faults: list[object] = []
@@ -247,7 +247,7 @@ def test_learned_lists_are_kept_while_they_fit(tmp_path: Path) -> None:
         assert (second.count, index.info()["recent"], index.info()["removed"]) == (600, 0, 0)
         check(index, rows, alive)
         index.add(numbered(rows[800:], 800))
-        third = index.compact(fresh=False)  # too many more
+        third = index.compact(fresh=False)  # trains again, since there are many more vectors
         assert third.structure.built_for == 1000
         check(index, rows, [*alive, *range(800, 1200)])
         index.add(numbered(rows[:1]))
@@ -256,8 +256,10 @@ def test_learned_lists_are_kept_while_they_fit(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_catalog_are_made_anew(tmp_path: Path, messages: list[str]) -> None:
-    """Lost, cut, exchanged, hostile: the FAISS file is noticed, rebuilt by a writer, and done without
-    by a reader."""
+    """A lost or damaged FAISS file or manifest is noticed.
+
+    A reader searches without it, and a writer rebuilds it.
+    """
     rows = unit(300)
     folder = tmp_path / "index"
     with LocalIndex(folder, "write", background=False) as index:
@@ -291,7 +293,7 @@ def test_files_beside_the_catalog_are_made_anew(tmp_path: Path, messages: list[s
         with open_index(folder) as reader:
             check(reader, rows, list(range(300)))
         assert len(messages) == 1, (name, messages)
-        assert "searched without it" in messages[0]
+        assert "searches are slower without it" in messages[0]
         messages.clear()
         with LocalIndex(folder, "write", background=False) as writer:
             check(writer, rows, list(range(300)))

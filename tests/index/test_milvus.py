@@ -1,4 +1,4 @@
-"""What only Milvus has: its addresses, its index types, its being away, moving to it and from it."""
+"""Tests for Milvus alone: addresses, index types, outages, and copies to and from a folder."""
 
 import os
 import signal
@@ -60,9 +60,8 @@ def test_a_wrong_password_is_a_sentence(milvus: str) -> None:
     with pytest.raises(CouceError, match="Milvus at") as caught:
         open_index(milvus.replace("root:Milvus", "root:wrong") + "/x?timeout=5")
     assert "\n" not in str(caught.value)
-    with open_index(
-        milvus.replace("root:Milvus", "root%3AMilvus") + "/x", "write"
-    ) as index:  # a token
+    token = milvus.replace("root:Milvus", "root%3AMilvus")
+    with open_index(f"{token}/x", "write") as index:
         assert len(index) == 0
 
 
@@ -110,7 +109,7 @@ def test_index_types(milvus: str, kind: str) -> None:
 
 
 def test_a_collection_that_another_process_makes_is_seen(milvus: str) -> None:
-    """Servers are started before there is anything; each must find what any of them is given."""
+    """A server may start before there is a collection. It must find one that another one makes."""
     address = f"{milvus}/s{uuid.uuid4().hex}"
     with (
         open_index(address, "write", "m", 2) as early,
@@ -143,18 +142,9 @@ def test_build_copy_and_back(milvus: str, gallery: Path, couce: Couce) -> None:
         assert first.model_hash == second.model_hash == third.model_hash
         first._client.drop_collection(first._name)  # type: ignore[attr-defined]
         first._client.drop_collection(third._name)  # type: ignore[attr-defined]
-    # Two workers into one collection, which neither finds there.
-    command = [
-        sys.executable,
-        "-m",
-        "couce",
-        "index",
-        "build",
-        "gallery",
-        "--to",
-        address,
-        "--shard",
-    ]
+    # Two workers build into one collection that does not exist yet.
+    command = [sys.executable, "-m", "couce", "index", "build", "gallery"]
+    command += ["--to", address, "--shard"]
     workers = [subprocess.Popen([*command, f"{part}/2"], cwd=gallery.parent) for part in (1, 2)]
     assert [worker.wait() for worker in workers] == [0, 0]
     with open_index(address) as index:

@@ -1,4 +1,4 @@
-"""Several processes at one index, folders that cannot be written to, disks that are full."""
+"""Several processes that use one index, read-only folders and full disks."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) ->
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that another user can reach: pytest's own are private."""
+    """A folder that other users can read; pytest's own folders are private."""
     folder = Path(tempfile.mkdtemp(prefix="couce-"))
     folder.chmod(0o755)
     yield folder
@@ -125,7 +125,7 @@ def test_a_read_only_folder_can_be_searched(public: Path) -> None:
         index.compact()
         index.add(numbered(unit(30)[20:], 20))
         folder.chmod(0o555)
-        found = as_nobody(folder)  # while the writer has it open
+        found = as_nobody(folder)  # while the writer still has it open
         assert (found["found"], found["said"]) == (30, [])
         folder.chmod(0o755)
     folder.chmod(0o555)
@@ -136,7 +136,7 @@ def test_a_read_only_folder_can_be_searched(public: Path) -> None:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: SQLite and faiss meet it as they would."""
+    """A limit on the size of files acts like a full disk for SQLite and FAISS."""
     folder = tmp_path / "index"
     rows = unit(20_000)
     with LocalIndex(folder, "write", background=False) as index:
@@ -169,7 +169,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 def mountable() -> bool:
-    """Whether this process may mount: a full disk can then be a real one."""
+    """Whether this process may mount a file system, which then is a disk that is really full."""
     with tempfile.TemporaryDirectory() as folder:
         command = [MOUNT, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
         if (
@@ -182,7 +182,7 @@ def mountable() -> bool:
 
 
 def room(folder: Path) -> int:
-    """Free bytes, but for a little that SQLite needs to read at all."""
+    """The free bytes of a disk, without a little space that SQLite needs even for reading."""
     found = os.statvfs(folder)
     return max(0, found.f_bavail * found.f_frsize - 40_960)
 

@@ -1,4 +1,4 @@
-"""Embedding on a real Ray of two workers on this machine."""
+"""Embedding on a real Ray cluster that is started on this machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which structure, how it is tuned, and that what is held out is really held out."""
+"""The choice of a structure, its tuning, and the measurement of its recall."""
 
 from collections.abc import Iterator
 
@@ -45,7 +45,8 @@ def test_the_recall_that_is_kept_is_that_of_other_queries_too(kind: str) -> None
         len(set(a) & set(b)) / 10 for a, b in zip(numbers.tolist(), truth.tolist(), strict=True)
     ]
     assert np.mean(hits) >= 0.93
-    if kind == "ivf":  # not by looking everywhere
+    # The recall must not come from visiting all lists.
+    if kind == "ivf":
         assert found.structure.effort < inner.index.nlist
 
 
@@ -54,7 +55,7 @@ def test_types_by_size() -> None:
     assert factory("auto", 50_000, 512, gigabyte) == "IDMap,Flat"
     assert factory("auto", 200_000, 512, gigabyte) == "IVF2048,Flat"
     assert factory("auto", 2_000_000, 512, gigabyte) == "IVF4096,PQ128np"
-    assert factory("ivf", 20, 512) == "IDMap,Flat"  # too few to learn lists from
+    assert factory("ivf", 20, 512) == "IDMap,Flat"  # too few vectors to train lists
     assert factory("PQ8", 1000, 32) == "IDMap,PQ8"
 
 
@@ -73,14 +74,14 @@ def test_a_structure_that_cannot_be_learned_is_a_sentence() -> None:
     def blocks() -> Iterator[tuple[NDArray[np.int64], Rows]]:
         yield np.arange(300), rows
 
-    for kind, words in (("IVF4096,Flat", "cannot learn"), ("PQ7", "cannot make")):
+    for kind, words in (("IVF4096,Flat", "cannot train"), ("PQ7", "cannot build")):
         with pytest.raises(CouceError, match=words) as caught:
             build(Structure(asked=kind), 300, 16, blocks, None)
         assert "\n" not in str(caught.value)
 
 
 def test_what_other_libraries_do_to_faiss_does_no_harm() -> None:
-    """pytorch-metric-learning imports a module that replaces FAISS's search by one without parameters."""
+    """pytorch-metric-learning replaces FAISS's search by one without parameters."""
     pytest.importorskip("torch", reason="needs the extra train")
     import faiss.contrib.torch_utils  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The losses against their formulas in plain loops, and what every proxy loss must do."""
+"""The losses against their formulas in plain loops, and tests that every proxy loss must pass."""
 
 import math
 
@@ -20,7 +20,7 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """Nine rows of classes 0, 1, 2 and 4: two classes are absent."""
+    """Nine embeddings of the classes 0, 1, 2 and 4. Two of the six classes are absent."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 8, generator=generator, dtype=torch.float64)
     return x, torch.tensor([0, 0, 0, 1, 1, 2, 4, 4, 4])
@@ -184,7 +184,8 @@ class TestEveryLoss:
         (proxies,) = LOSSES[name](num_classes=100, dim=512).parameters()
         rows = 1000 if name == "soft-triple" else 100
         assert proxies.std().item() == pytest.approx(math.sqrt(2 / rows), rel=0.02)
-        assert proxies.abs().max() > 3 * proxies.std()  # a uniform start would end at √3 of it
+        # Uniform values would be at most √3 standard deviations large.
+        assert proxies.abs().max() > 3 * proxies.std()
 
 
 def test_a_loss_of_ones_own_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

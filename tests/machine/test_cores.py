@@ -9,7 +9,7 @@ from couce.machine.cores import usable_cores
 def machine(
     folder: Path, membership: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """What is found on a machine of 64 cores whose control groups are these files."""
+    """The number of cores that is found on a machine of 64 cores with these control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     (folder / "proc" / "self").mkdir(parents=True)
     (folder / "proc" / "self" / "cgroup").write_text(membership)
@@ -26,9 +26,9 @@ def machine(
         ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
         ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
-        # The limit may be on any group above.
+        # The limit may be set in any parent group.
         ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
-        # A path of the host's that is not mounted here.
+        # The path is one of the host, which is not mounted here.
         ("0::/docker/1f\n", {"cpu.max": "400000 100000\n"}, 4),
         ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "1"}, 64),
         (

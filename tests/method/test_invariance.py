@@ -35,7 +35,7 @@ def test_value_equals_the_loops(temperature: float) -> None:
 
 
 def test_gradient_of_both_branches_equals_finite_differences_with_the_other_fixed() -> None:
-    """∂/∂s sees KL(p ‖ p̃) with p̃ fixed, ∂/∂s̃ sees KL(p̃ ‖ p) with p fixed, and nothing else."""
+    """∂/∂s is that of KL(p ‖ p̃) with p̃ fixed, and ∂/∂s̃ is that of KL(p̃ ‖ p) with p fixed."""
     s, t = cosines(2).requires_grad_(), cosines(3).requires_grad_()
     grad_s, grad_t = torch.autograd.grad(invariance_loss(s, t), (s, t))
     for moved, fixed, gradient in ((s, t, grad_s), (t, s, grad_t)):

@@ -1,4 +1,4 @@
-"""MSRCI against a full complex FFT, bin by bin, with amplitude and phase taken apart."""
+"""MSRCI against a full complex FFT that treats amplitude and phase of each bin separately."""
 
 import math
 
@@ -14,7 +14,7 @@ SHAPES = [(7, 7), (8, 8), (14, 14), (28, 28), (7, 14), (14, 8), (5, 1), (1, 1)]
 
 
 def ring_by_loops(height: int, width: int, bands: int) -> Tensor:
-    """The ring of each bin of the full spectrum (H, W): equal widths from 0 to Nyquist."""
+    """The ring of each bin of the full spectrum (H, W), with equal widths from 0 to Nyquist."""
     ring = torch.zeros(height, width, dtype=torch.long)
     for i in range(height):
         for j in range(width):
@@ -35,7 +35,7 @@ def test_equals_amplitude_and_phase_taken_apart(height: int, width: int) -> None
     gammas = (0.2, 0.4, 0.8)
     actual = MSRCI(gammas)(x, torch.Generator().manual_seed(7))
 
-    # The draw is one number for each sample and band.
+    # One number is drawn for each sample and band.
     generator = torch.Generator().manual_seed(7)
     delta = 2 * torch.rand(3, 1, 3, generator=generator, dtype=torch.float64) - 1
     spectrum = torch.fft.fft2(x)
@@ -48,7 +48,7 @@ def test_equals_amplitude_and_phase_taken_apart(height: int, width: int) -> None
     expected = torch.fft.ifft2(amplitude * torch.exp(1j * phase))
 
     assert actual.shape == x.shape
-    assert expected.imag.abs().max() < 1e-12  # the intervention leaves a real map real
+    assert expected.imag.abs().max() < 1e-12  # the intervened map is still real
     torch.testing.assert_close(actual, expected.real, rtol=1e-10, atol=1e-12)
 
 
@@ -56,7 +56,7 @@ def test_equals_amplitude_and_phase_taken_apart(height: int, width: int) -> None
 def test_phase_is_kept_and_amplitude_scaled_by_one_factor_a_band(height: int, width: int) -> None:
     x = feature_map(height, width).float()
     before, after = torch.fft.fft2(x), torch.fft.fft2(MSRCI()(x))
-    strong = before.abs() > 1e-3 * before.abs().max()  # the phase of nothing is noise
+    strong = before.abs() > 1e-3 * before.abs().max()  # the phase of weak bins is noise
     turned = torch.angle(after * before.conj())[strong]
     assert turned.norm() / before.angle()[strong].norm().clamp(min=1) < 1e-4
     gains = torch.where(strong, (after / before).real, torch.nan)  # (N, C, H, W)
@@ -66,7 +66,7 @@ def test_phase_is_kept_and_amplitude_scaled_by_one_factor_a_band(height: int, wi
         for sample in band:
             values = sample[~sample.isnan()]
             if len(values):
-                assert values.max() - values.min() < 1e-3  # float32 FFT there and back
+                assert values.max() - values.min() < 1e-3  # the rounding of FFTs in float32
                 assert abs(values.mean() - 1) <= gamma + 1e-3
 
 
@@ -89,7 +89,7 @@ def test_scope_says_what_shares_a_draw(scope: str, distinct: tuple[bool, bool]) 
 
 
 def test_draws_are_uniform() -> None:
-    """With a constant map only the innermost ring speaks, by its factor 1 + 0.5·U(−1, 1)."""
+    """A constant map has only its innermost ring, which is scaled by 1 + 0.5·U(−1, 1)."""
     x = torch.ones(20_000, 1, 2, 2)
     factors = MSRCI((0.5,))(x, torch.Generator().manual_seed(0))[:, 0, 0, 0]
     assert 0.5 <= factors.min() < 0.501
@@ -139,7 +139,7 @@ def test_a_share_of_the_samples_is_intervened_on(scope: Scope) -> None:
     x = torch.rand(400, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     changed = MSRCI((0.5, 0.5), scope, share=0.25)(x, torch.Generator().manual_seed(1)) - x
     touched = changed.abs().amax(dim=(1, 2, 3)) > 1e-4
-    assert 60 < int(touched.sum()) < 140  # 100 and four standard deviations
+    assert 60 < int(touched.sum()) < 140  # 100, and more than four standard deviations around it
     assert changed[~touched].abs().max() < 1e-5
 
 
@@ -152,5 +152,5 @@ def test_the_whole_share_draws_as_without_one() -> None:
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
 def test_a_share_that_is_none(share: float) -> None:
-    with pytest.raises(CouceError, match="above 0 and up to 1"):
+    with pytest.raises(CouceError, match="above 0 and at most 1"):
         MSRCI(share=share)

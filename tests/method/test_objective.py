@@ -1,4 +1,4 @@
-"""The whole objective: the sum of its parts, what each switch changes, what a zero weight skips."""
+"""The whole objective: the sum of its parts, the effect of each switch, and parts switched off."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_total_is_the_weighted_sum_of_parts_computed_apart(loss: str) -> None:
     total, parts = couce(m, LABELS, m_tilde)
 
     odba = ODBA(16)
-    odba.update(m, LABELS)  # the dictionary holds the batch before it is asked
+    odba.update(m, LABELS)  # the batch enters the dictionary before the attention
     expected = {
         "dml": couce.loss(m, LABELS),
         "orth": odba.loss(m),
@@ -117,14 +117,14 @@ def test_both_branches_add_up() -> None:
     couce = objective(odba={"branches": "both"})
     m, m_tilde = views()
     odba = ODBA(16)
-    odba.update(m, LABELS)  # the intervened view never enters the dictionary
+    odba.update(m, LABELS)  # the intervened view must not enter the dictionary
     expected = odba.loss(m) + odba.loss(m_tilde)
     torch.testing.assert_close(couce(m, LABELS, m_tilde).parts["orth"], expected)
 
 
 @pytest.mark.parametrize("branches", ["clean", "both"])
 def test_hard_mode_compares_like_with_like(branches: str) -> None:
-    """Two equal views are invariant, whatever is projected away from them."""
+    """The invariance loss of two equal views is zero, with either setting of the projection."""
     m, _ = views()
     parts = objective(odba={"mode": "hard", "branches": branches})(m, LABELS, m.clone()).parts
     assert parts["inv"].item() == pytest.approx(0, abs=1e-6)
@@ -144,7 +144,7 @@ def test_supervising_both_views_is_the_mean_of_the_base_loss_on_each(loss: str) 
     m, m_tilde = views()
     both = objective(loss, msrci={"supervise": "both"})
     apart = [objective(loss)(view, LABELS, m_tilde).parts["dml"].item() for view in (m, m_tilde)]
-    assert abs(apart[0] - apart[1]) > 1e-3  # the views differ, so that the mean is neither
+    assert abs(apart[0] - apart[1]) > 1e-3  # so the mean differs from both losses
     out = both(m, LABELS, m_tilde)
     assert out.parts["dml"].item() == pytest.approx(sum(apart) / 2)
     assert out.parts["inv"].item() == pytest.approx(evaluate(objective(loss)).parts["inv"].item())
@@ -185,7 +185,7 @@ def test_passes_gradcheck_in_both_views() -> None:
     couce = objective(msrci={"stop_gradient": False}, odba={"detach": False}).double()
     m, m_tilde = (view.double().requires_grad_() for view in views())
     couce(m, LABELS, m_tilde)
-    couce.eval()  # a dictionary that stays as it is
+    couce.eval()  # keeps the dictionary fixed
     assert torch.autograd.gradcheck(lambda a, b: couce(a, LABELS, b).total, (m, m_tilde))
 
 

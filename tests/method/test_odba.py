@@ -1,4 +1,4 @@
-"""ODBA against a re-derivation in plain loops over rows and channels."""
+"""ODBA against the paper's formulas in plain loops over rows and channels."""
 
 import math
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from couce.errors import CouceError
 from couce.method import ODBA
+from couce.method.odba import Attention
 
 
 class LoopODBA:
-    """The formulas as they stand in the paper, one number at a time."""
+    """The formulas as they are in the paper, computed number by number."""
 
     def __init__(self, dim: int, capacity: int, momentum: float = 0.999) -> None:
         self.dim, self.capacity, self.momentum = dim, capacity, momentum
@@ -95,7 +96,7 @@ def batch(seed: int, rows: int = 12, dim: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def filled_in_order(odba: ODBA) -> Tensor:
-    """The dictionary's rows, oldest first."""
+    """The rows of the dictionary, the oldest first."""
     if odba.filled < odba.capacity:
         return odba.dictionary[: odba.filled]
     return odba.dictionary.roll(-int(odba.pointer), dims=0)
@@ -105,7 +106,7 @@ def filled_in_order(odba: ODBA) -> Tensor:
 def test_equals_the_loops_through_several_wrap_arounds(momentum: float) -> None:
     odba = ODBA(6, capacity=20, momentum=momentum).double()
     loops = LoopODBA(6, capacity=20, momentum=momentum)
-    for seed in range(7):  # 84 rows through 20 places
+    for seed in range(7):  # 84 embeddings for 20 rows
         x, labels = batch(seed)
         odba.update(x, labels)
         loops.update(x, labels)
@@ -125,7 +126,7 @@ def test_dictionary_rows_have_unit_length_and_only_filled_ones_are_read() -> Non
     torch.testing.assert_close(
         odba.dictionary[:12].norm(dim=1), torch.ones(12, dtype=torch.float64)
     )
-    # Were the 38 empty rows read, z would shrink towards zero.
+    # If attention included the 38 empty rows, z would shrink towards zero.
     x, _ = batch(1)
     odba_full = ODBA(6, capacity=12).double()
     odba_full.update(*batch(0))
@@ -222,9 +223,9 @@ def test_detach_lets_gradients_through_m_only() -> None:
 
 
 @pytest.mark.parametrize("attention", ["raw", "unit"])
-def test_loss_passes_gradcheck(attention: str) -> None:
+def test_loss_passes_gradcheck(attention: Attention) -> None:
     x, labels = batch(2, rows=6)
-    odba = ODBA(6, capacity=20, detach=False, attention=attention).double()  # type: ignore[arg-type]
+    odba = ODBA(6, capacity=20, detach=False, attention=attention).double()
     odba.update(x, labels)
     assert torch.autograd.gradcheck(odba.loss, (x.requires_grad_(),))
     assert torch.autograd.gradcheck(odba.project, (x.requires_grad_(),))
@@ -266,13 +267,13 @@ def test_state_survives_saving() -> None:
 
 
 def test_one_class_says_nothing_of_the_variance_between_classes() -> None:
-    """Var_intra / (0 + ε) would be carried in the running ratio for thousands of steps."""
+    """Otherwise Var_intra / (0 + ε) would spoil the running ratio for thousands of steps."""
     odba = ODBA(6).double()
     odba.update(*batch(0))
     ratio, filled = odba.ratio.clone(), int(odba.filled)
     odba.update(batch(1)[0], torch.zeros(12, dtype=torch.long))
     assert torch.equal(odba.ratio, ratio)
-    assert int(odba.filled) == filled + 12  # enqueued by the gate there is
+    assert int(odba.filled) == filled + 12  # enqueued with the unchanged gate
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -289,7 +290,7 @@ def test_a_row_that_is_not_finite_is_left_out(bad: float) -> None:
 def test_half_precision_is_computed_in_full() -> None:
     odba = ODBA(6)
     x = torch.randn(8, 6, dtype=torch.bfloat16)
-    assert odba.loss(x.half()) == 0  # an empty dictionary: ε must not underflow
+    assert odba.loss(x.half()) == 0  # the dictionary is empty, and ε must not underflow
     odba.update(x, torch.arange(8) // 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, z = odba.loss(x), odba.attend(x)

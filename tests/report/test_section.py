@@ -1,4 +1,4 @@
-"""The page that analyses write: self-contained, escaped, and made of what is in the folders."""
+"""The page of analyses: self-contained, escaped, and made of the sections in the folders."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def section(name: str = "one") -> Section:
 
 
 class Page(HTMLParser):
-    """Every tag, and whatever could fetch something."""
+    """All tags of a page, and all attributes that could load something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_a_section_and_its_page(tmp_path: Path) -> None:
     assert text.count("&lt;script&gt;alert(&quot;x&quot;)") >= 6
 
 
-def test_pages_join_folders_and_leave_other_files_alone(tmp_path: Path) -> None:
+def test_pages_join_folders_and_ignore_other_files(tmp_path: Path) -> None:
     section("one").write(tmp_path / "a")
     section("two").write(tmp_path / "a")
     section("one").write(tmp_path / "b")
@@ -74,10 +74,10 @@ def test_the_same_section_is_the_same_files(tmp_path: Path) -> None:
     assert first == again
 
 
-def test_faults_are_sentences(tmp_path: Path) -> None:
+def test_errors_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(CouceError, match="there is no folder"):
         write_report([tmp_path / "absent"], tmp_path / "page.html")
-    with pytest.raises(CouceError, match="no analysis has written to"):
+    with pytest.raises(CouceError, match="there are no results of analyses in"):
         write_report([tmp_path], tmp_path / "page.html")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(CouceError, match="is not JSON"):
@@ -87,7 +87,7 @@ def test_faults_are_sentences(tmp_path: Path) -> None:
         write_report([tmp_path], tmp_path / "page.html")
 
 
-def test_a_page_shows_no_file_from_elsewhere(tmp_path: Path) -> None:
+def test_a_page_shows_no_file_of_another_folder(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(b"secret")
     section().write(tmp_path / "a")
     path = tmp_path / "a" / "one.json"

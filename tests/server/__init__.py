@@ -1,1 +1,1 @@
-"""A package, since its tests share what conftest.py defines."""
+"""Tests of the server. This is a package, because the tests import from conftest.py."""

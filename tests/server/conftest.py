@@ -1,4 +1,4 @@
-"""A tiny real model, a small gallery with its index, and servers over them."""
+"""Fixtures: a tiny real model, a small gallery with its index, and servers over both."""
 
 import io
 import os
@@ -32,7 +32,7 @@ def picture(seed: int, size: tuple[int, int] = (24, 20), kind: str = "PNG") -> b
 
 @pytest.fixture
 def folder(tmp_path: Path, make_model: Callable[..., Path]) -> Path:
-    """model.onnx, gallery/ with three classes of four pictures, and index/ of it."""
+    """A folder with model.onnx, gallery/ with three classes of four images, and its index/."""
     make_model()
     for label in range(CLASSES):
         for number in range(EACH):
@@ -48,7 +48,7 @@ Serve = Callable[..., TestClient]
 
 @pytest.fixture
 def serve(folder: Path) -> Iterator[Serve]:
-    """Starts the application in this process, with settings of its own."""
+    """Starts the application in this process, with the settings that a test gives."""
     opened: list[TestClient] = []
 
     def start(**settings: Any) -> TestClient:
@@ -74,7 +74,7 @@ def client(serve: Serve) -> TestClient:
 
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`couce serve` as a process of its own, in ``folder``: its address."""
+    """Runs `couce serve` in ``folder``, and yields its address and its process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "couce", "serve", "--port", "0", *options],
         cwd=folder,

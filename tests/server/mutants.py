@@ -1,4 +1,4 @@
-"""Images in every accepted format, and what becomes of them in hostile hands: the n-th is always the same."""
+"""Images in every accepted format, and hostile changes of them. The n-th is always the same."""
 
 import io
 import random
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-WIDTH, HEIGHT = 61, 47  # so that they are found in headers
+WIDTH, HEIGHT = 61, 47  # unusual numbers, which are easy to find in the headers of files
 _SIZES = (0, 1, 2, 255, 7_000, 9_999, 32_767, 65_535, 2**31 - 1, 2**32 - 1)
 _TYPES = (
     *("image/jpeg", "image/png", "image/webp", "image/gif", "image/x-anything"),
@@ -24,13 +24,13 @@ _REFUSED = ("text/plain", "application/pdf", "multipart/mixed; boundary=b", "ima
 class Mutant(NamedTuple):
     seed: str  # its name
     change: str
-    type: str  # as it is sent
-    form: bool
+    type: str  # the content type that is sent
+    form: bool  # whether it is sent in a form
     content: bytes
 
 
 class Mutants:
-    """``Mutants()[n]``"""
+    """``Mutants()[n]`` is the n-th hostile image."""
 
     def __init__(self) -> None:
         self.seeds = {**images(), **strangers()}
@@ -38,7 +38,7 @@ class Mutants:
 
     def __getitem__(self, n: int) -> Mutant:
         rng = random.Random(n)
-        # The heavy ones take up to a second each, so they come now and then.
+        # The bombs take up to a second each, so they are used rarely.
         name = rng.choice(self._names)
         if name.startswith("bomb") and rng.random() < 0.9:
             name = "png"
@@ -53,7 +53,7 @@ class Mutants:
 
 @cache
 def images() -> dict[str, bytes]:
-    """A seed for every way in which an accepted format is written."""
+    """Images in every variant of every accepted format."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
     rgb = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
@@ -97,7 +97,7 @@ def images() -> dict[str, bytes]:
     found = {name: _saved(*each) for name, each in written.items()}
     found["png-interlaced"] = _interlaced(np.asarray(grey))
     found["ppm-plain"] = b"P3 2 2 255 1 2 3 4 5 6 7 8 9 10 11 12\n"
-    found["bomb-pixels"] = _saved(Image.new("1", (7000, 7000)), "PNG", {})  # just allowed
+    found["bomb-pixels"] = _saved(Image.new("1", (7000, 7000)), "PNG", {})  # just within the limit
     found["bomb-gif"] = _saved(Image.new("P", (6000, 6000)), "GIF", {})
     found["bomb-text"] = _with_chunk(found["png"], b"zTXt", b"k\0\0" + zlib.compress(bytes(2**25)))
     found["bomb-profile"] = _with_chunk(
@@ -107,7 +107,7 @@ def images() -> dict[str, bytes]:
 
 
 def strangers() -> dict[str, bytes]:
-    """Files of other kinds, some of which Pillow itself would open."""
+    """Files of other formats. Pillow itself would open some of them."""
     small = Image.new("RGB", (16, 16), "red")
     found = {kind.lower(): _saved(small, kind, {}) for kind in ("EPS", "PDF", "ICO", "TGA", "PCX")}
     found["psd"] = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 16, 16, 8, 3) + bytes(900)
@@ -130,11 +130,11 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _with_chunk(png: bytes, kind: bytes, data: bytes) -> bytes:
-    return png[:33] + _chunk(kind, data) + png[33:]  # behind the header
+    return png[:33] + _chunk(kind, data) + png[33:]  # after the header
 
 
 def _interlaced(grey: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
-    """Adam7, which Pillow reads but does not write."""
+    """A PNG with Adam7 interlacing, which Pillow reads but does not write."""
     passes = [(0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2)]
     passes.append((1, 2, 0, 1))
     rows = b""
@@ -157,7 +157,7 @@ Change = Callable[[bytes, random.Random, Mutants], bytes]
 
 
 def _as_it_is(content: bytes, rng: random.Random, _: Mutants) -> bytes:
-    # A picture of its own, so that not all of them are known by heart.
+    # One more byte makes it another file, so that the server has not seen it before.
     return content + bytes([rng.randrange(256)])
 
 
@@ -195,7 +195,7 @@ def _repeated(content: bytes, rng: random.Random, _: Mutants) -> bytes:
 
 
 def _resized(content: bytes, rng: random.Random, _: Mutants) -> bytes:
-    """Another width or height wherever the header may say it, in any of four ways of writing."""
+    """Changes the width or height in the header, in each of four possible encodings."""
     found = content
     for size in (WIDTH, HEIGHT) if rng.random() < 0.5 else (rng.choice((WIDTH, HEIGHT)),):
         new = rng.choice(_SIZES)
@@ -213,7 +213,7 @@ def _resized(content: bytes, rng: random.Random, _: Mutants) -> bytes:
 
 
 def _mended(content: bytes) -> bytes:
-    """A PNG's header with its checksum put right, so that what it says is believed."""
+    """Corrects the checksum of a PNG's header, so that decoders accept it."""
     if content[12:16] != b"IHDR" or len(content) < 33:
         return content
     return content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:]
@@ -233,7 +233,7 @@ def _and_a_page(content: bytes, rng: random.Random, all_of: Mutants) -> bytes:
 
 
 def _with_tags(content: bytes, rng: random.Random, _: Mutants) -> bytes:
-    """EXIF with numbers of any size, in front of whatever a JPEG says."""
+    """Inserts EXIF tags with numbers of any size at the beginning of a JPEG."""
     if not content.startswith(b"\xff\xd8"):
         return _flipped(content, rng, _)
     tags = TiffImagePlugin.ImageFileDirectory_v2()

@@ -1,4 +1,4 @@
-"""`couce serve` as a process of its own, and a client that may say anything."""
+"""`couce serve` as a process of its own, and a client that can send arbitrary bytes."""
 
 import io
 import json
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class Server:
-    """A process in ``folder``, where model.onnx is, and index/ or --new-index."""
+    """A server process in ``folder``, with model.onnx and index/ (or --new-index)."""
 
     def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Server:
                     connection.sendall(part)
                     time.sleep(pause)
             except OSError:
-                pass  # it may have heard enough
+                pass  # the server may close the connection before it has read everything
             return read_answer(connection)
 
     def ask(
@@ -90,7 +90,7 @@ class Server:
         return self.ask("POST", target, body, kind=kind, **options)
 
     def faults(self) -> list[str]:
-        """Lines of the log that are none of a request."""
+        """The lines of the log that do not belong to a request."""
         return [
             line
             for line in self.log.read_text().splitlines()
@@ -98,7 +98,10 @@ class Server:
         ]
 
     def decoders(self) -> list[int]:
-        """The processes that decode: children of the fork server, which is a child of a server."""
+        """The ids of the processes that decode.
+
+        They are children of the fork server, which is a child of the server.
+        """
         found = []
         for pid in descendants(self.process.pid):
             with suppress(OSError):
@@ -111,7 +114,7 @@ class Server:
         self.process.wait()
 
     def stop(self, seconds: float = 40) -> int:
-        """Asks it to stop; its exit code."""
+        """Asks the server to stop, and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -135,7 +138,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, all that it started and that these started."""
+    """The children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -153,7 +156,7 @@ def parent_of(pid: int) -> int:
 
 
 def memory(pid: int) -> float:
-    """What a process alone takes, in MB: 0 if it is gone."""
+    """The private memory of a process in MB; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -185,7 +188,7 @@ def read_answer(connection: socket.socket) -> Answer:
 
 
 def form(*parts: tuple[str, bytes], boundary: str = "b0undary") -> tuple[bytes, str]:
-    """A multipart body and its type; a field named image, queries or embeddings is a file."""
+    """A multipart body and its type. The fields image, queries and embeddings are files."""
     body = b""
     for name, value in parts:
         file = '; filename="x"' if name in ("image", "queries", "embeddings") else ""
@@ -204,5 +207,5 @@ def picture(seed: int, kind: str = "PNG", size: tuple[int, int] = (24, 20)) -> b
 def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.05)

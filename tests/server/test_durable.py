@@ -1,4 +1,4 @@
-"""A server killed at any moment has kept every change that it acknowledged, and no half of any."""
+"""A server that is killed keeps every change that it acknowledged, and no change halfway."""
 
 import hashlib
 import random
@@ -13,15 +13,16 @@ import pytest
 
 from .serving import Answer, Server, picture
 
-CLIENTS = 4  # at once; each changes ids of its own, so that the order of its changes is known
-IDS = 5  # of each
-PICTURES = 3  # that an id may have
+# Each of the clients changes its own ids, so that the order of its changes is known.
+CLIENTS = 4
+IDS = 5  # ids of each client
+PICTURES = 3  # images that an id may have
 
 
 class Version(NamedTuple):
-    """What an item is after a change."""
+    """An item after a change."""
 
-    seed: int  # of its picture
+    seed: int  # the seed of its image
     label: str
 
 
@@ -29,19 +30,19 @@ State = dict[str, Version]
 
 
 def content(name: str, seed: int) -> bytes:
-    """Another picture for each id, so that a search tells them apart."""
+    """An image that only this id has, so that a search finds this item alone."""
     return picture(1000 * zlib.crc32(name.encode()) + seed)
 
 
 class Client(threading.Thread):
-    """Changes its items until the server is gone. What was acknowledged stands in ``state``."""
+    """Changes its items until the server is killed. ``state`` has all acknowledged changes."""
 
     def __init__(self, server: Server, number: int, seed: int, state: State) -> None:
         super().__init__()
         self._server, self._number = server, number
         self._rng = random.Random(seed)
         self.state = {k: v for k, v in state.items() if k.startswith(f"c{number}-")}
-        self.opened: tuple[str, Version | None] | None = None  # sent, and not answered
+        self.opened: tuple[str, Version | None] | None = None  # sent, but not answered
         self.acknowledged = 0
         self.wrong: list[Answer] = []
 
@@ -80,7 +81,10 @@ class Client(threading.Thread):
 
 
 def held(server: Server, folder: Path) -> State:
-    """What the server has, every item whole: its vector is found, its picture is served and is its own."""
+    """The items of the server.
+
+    Each is checked: a search with its image finds it, and its thumbnail is served.
+    """
     page = server.ask("GET", "/items?limit=500").json()
     found: State = {}
     for item in page["items"]:
@@ -98,7 +102,7 @@ def held(server: Server, folder: Path) -> State:
     assert page["total"] == len(found)
     assert server.ask("GET", "/info").json()["index"]["items"] == len(found)
     kept = {path.name for path in (folder / "index" / "server" / "images").rglob("*-*")}
-    # A picture that is nobody's may be left of a change that was not acknowledged, never one too few.
+    # A change that was not acknowledged may leave an image without an item. No image is missing.
     assert len(kept) >= len(found)
     return found
 
@@ -108,7 +112,7 @@ def _is(item: dict[str, object], name: str, seed: int) -> bool:
 
 
 def possible(state: State, opened: list[tuple[str, Version | None]]) -> list[State]:
-    """All that is acknowledged, with or without each change that was not answered."""
+    """The acknowledged state, with and without each change that was not answered."""
     states = [state]
     for name, new in opened:
         after = [{k: v for k, v in each.items() if k != name} for each in states]
@@ -151,7 +155,7 @@ def killed(folder: Path, make_model: Callable[..., Path], kills: int, seed: int)
 
 
 def leftovers_go(folder: Path, state: State) -> None:
-    """Whoever repeats a change that was not answered leaves nothing of the first try."""
+    """If a client repeats a change that was not answered, nothing remains of the first try."""
     server = Server(folder)
     try:
         for name in (f"c{n}-{m}" for n in range(CLIENTS) for m in range(IDS)):

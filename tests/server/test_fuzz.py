@@ -1,4 +1,4 @@
-"""Broken and hostile images by the ten thousand, at a real server: each is answered, and nothing is left."""
+"""A real server answers thousands of broken and hostile images, and leaks nothing."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from .serving import Server, form, memory, serving
 
 MANY, FEW = 50_000, 400
 CONNECTIONS = 12
-WARM = 5_000  # requests after which libraries and allocators have taken what they need
-# What the server itself may grow by after that, in MB. A request's bytes, its pixels and its answer are
-# gone with it; a leak of 1 KB a request, less than the smallest image, would show as 45.
+WARM = 5_000  # after so many requests, libraries and allocators have all memory that they need
+# How much the server itself may grow after that, in MB. The bytes of a request, its pixels and its
+# answer must be freed. A leak of 1 KB a request, less than the smallest image, would add up to 45.
 SERVER_GROWTH = 16
-# And a process that decodes: it may hold on to what its largest image took.
+# The most memory of a process that decodes. It may keep the memory of its largest image.
 DECODER_MOST = 512
 
-# 429 is none of them: there are fewer connections than the server takes images.
+# The status 429 must not occur, because there are fewer connections than images that may wait.
 EXPECTED = {200, 400, 415, 422}
 
 
@@ -29,12 +29,13 @@ def head(mutant: Mutant) -> bytes:
     if mutant.form:
         body, kind = form(("image", mutant.content))
     typed = f"Content-Type: {kind}\r\n" if kind else ""
-    lines = f"POST /search?k=3 HTTP/1.1\r\nHost: localhost\r\n{typed}Content-Length: {len(body)}\r\n\r\n"
+    lines = "POST /search?k=3 HTTP/1.1\r\nHost: localhost\r\n"
+    lines += f"{typed}Content-Length: {len(body)}\r\n\r\n"
     return lines.encode("latin-1") + body
 
 
 class Run:
-    """So many mutants over some connections at once, and what was seen."""
+    """Sends ``count`` mutants over several connections at once, and records the answers."""
 
     def __init__(self, server: Server, count: int) -> None:
         self.server, self.count = server, count
@@ -101,7 +102,7 @@ def fuzzed(folder: Path, make_model: Callable[..., Path], count: int) -> Run:
 
 def test_some_mutants(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     run = fuzzed(tmp_path, make_model, FEW)
-    # It is a test of both: images that are still good, and images that are not.
+    # The test needs both kinds: images that are still good, and images that are not.
     assert run.statuses[200] > FEW // 10
     assert run.statuses[422] > FEW // 10
 
@@ -116,7 +117,7 @@ def test_many_mutants(tmp_path: Path, make_model: Callable[..., Path]) -> None:
 
 
 def test_every_seed_and_change_comes() -> None:
-    """And the same ones every time."""
+    """The mutants are the same each time, too."""
     found = [Mutants()[0], *(mutant for mutant in map(Mutants().__getitem__, range(2000)))]
     assert found[0] == found[1]
     assert {each.change for each in found} == set(CHANGES)

@@ -1,4 +1,4 @@
-"""What strangers send, and what becomes of the machine: an answer for each, nothing lost, nothing left."""
+"""Hostile requests and failures of the machine: each request is answered, and nothing is lost."""
 
 import itertools
 import json
@@ -52,7 +52,10 @@ def shared(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def server(shared: Server) -> Iterator[Server]:
-    """With three items, p0 to p2, that a test leaves alone. The log has nothing but requests after it."""
+    """A server with the items p0 to p2, which no test may change.
+
+    After each test, the log must have no lines but those of requests.
+    """
     yield shared
     assert shared.ask("POST", "/search", PNG, kind="image/png").status == 200
     assert shared.faults() == []
@@ -72,11 +75,11 @@ def add(server: Server, id: str, seed: int, **fields: bytes) -> Answer:
 
 
 def code(answer: Answer) -> tuple[int, str]:
-    """A problem, as every error is one."""
+    """The status and code of an answer that must be a problem."""
     assert answer.headers["content-type"] == "application/problem+json", answer
     found = answer.json()
     assert found["status"] == answer.status
-    assert len(answer.body) < 2000  # it does not send back what it was sent
+    assert len(answer.body) < 2000  # the answer must not repeat the request
     return answer.status, found["code"]
 
 
@@ -139,7 +142,7 @@ def test_too_many_filters(server: Server) -> None:
     ("body", "expected"),
     [
         (rb'{"id": "\ud800"}', 400),
-        (b'{"id": "\xed\xa0\x80"}', 400),  # half a character, in bytes
+        (b'{"id": "\xed\xa0\x80"}', 400),  # one half of a surrogate pair
         (r'{"id": "\ud800"}'.encode("utf-16"), 400),
         (rb'{"id": "\u0000"}', 404),
         (rb'{"\ud800": "p1"}', 400),
@@ -225,7 +228,7 @@ def test_forms(server: Server) -> None:
 
 
 def test_a_form_is_utf8_whatever_it_says(server: Server) -> None:
-    """Python has codecs that make of bytes what cannot be written down, or raise what nobody expects."""
+    """Some codecs of Python give text that cannot be stored, or raise unexpected errors."""
     label = rb"\ud800 \x41"
     for charset in ("undefined", "punycode", "unicode_escape", "utf-16", "utf-7", "zlib", "\xff"):
         body, kind = form(("image", PNG), ("id", b"p1"), ("label", label))
@@ -256,14 +259,14 @@ def test_bodies_that_are_not_what_they_say(server: Server) -> None:
     head = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
     million = b"%x\r\n%s\r\n" % (10**6, bytes(10**6))
     assert server.say(chunked(PNG) + b"0\r\n\r\n").status == 200
-    assert server.say(chunked(), *[million] * 25).status in (0, 413)  # it may close while we send
+    assert server.say(chunked(), *[million] * 25).status in (0, 413)  # it may close early
     assert code(server.say(head + b"Content-Length: 999999999\r\n\r\n")) == (413, "too_large")
     for wrong in (b"-5", b"5\r\nContent-Length: 6", b"9" * 30, b"5\r\nTransfer-Encoding: chunked"):
         assert server.say(head + b"Content-Length: " + wrong + b"\r\n\r\n" + PNG).status == 400
 
 
 def test_who_leaves_is_forgotten(server: Server) -> None:
-    """In every phase of a request; none of it is a failure, and nothing waits for it."""
+    """A client may leave in every phase of a request. This is no failure, and nothing remains."""
     before = len(statuses(server))
     body, kind = form(("image", PNG))
     sets, _ = form(("queries", PNG * 2000))
@@ -295,7 +298,7 @@ def statuses(server: Server) -> list[int]:
 
 
 def test_a_decoder_that_is_killed_is_replaced(server: Server) -> None:
-    """While it waits for work, and at work: nobody notices."""
+    """It may be killed while it waits or while it works. Every request still succeeds."""
     count = len(server.decoders())
     for _ in range(3):
         for pid in server.decoders():
@@ -314,19 +317,20 @@ def test_a_decoder_that_is_killed_is_replaced(server: Server) -> None:
         each.start()
     for _ in range(4):
         wait_for(server.decoders)
-        with suppress(ProcessLookupError, IndexError):  # it went, or is not there yet
+        with suppress(ProcessLookupError, IndexError):  # it has ended, or not started
             os.kill(server.decoders()[0], signal.SIGKILL)
-        time.sleep(0.5)  # twice in a row would be the image's fault
+        # If two processes died in a row, the server would take the image for the cause.
+        time.sleep(0.5)
     stop.set()
     for each in threads:
         each.join()
     assert set(found) == {200}
     assert server.ask("POST", "/search", PNG, kind="image/png").status == 200
-    assert 0 < len(server.decoders()) <= count  # one that is dead is replaced when it is needed
+    assert 0 < len(server.decoders()) <= count  # replaced only when needed
 
 
 def test_changes_of_one_id_at_once(server: Server) -> None:
-    """Whatever their order is, an item that is there has its picture, and one that is not has none."""
+    """In whatever order they happen, each item has its image, and no other image remains."""
     ids = ("same", "other/x")
     found: Counter[int] = Counter()
 
@@ -368,7 +372,7 @@ def test_reloading_at_once(server: Server) -> None:
 
 @pytest.mark.parametrize("how", ["emptied", "overwritten", "replaced", "deleted"])
 def test_an_index_that_is_damaged_under_the_server(place: Path, how: str) -> None:
-    """Nothing is acknowledged that would be lost, and the reason stands in the log alone."""
+    """No change is acknowledged that would be lost. Only the log has the reason."""
     with serving(place, "--new-index") as server:
         fill(server)
     with serving(place) as server:
@@ -400,11 +404,12 @@ def test_an_index_that_is_damaged_under_the_server(place: Path, how: str) -> Non
 
 
 def test_a_disk_that_is_full(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files may not grow beyond 100 KB, which is what a full disk looks like to whoever writes."""
+    """Files cannot grow beyond 100 KB, which has the same effect as a full disk."""
     with serving(place, "--new-index") as server:
         fill(server)
     popen: Any = subprocess.Popen
-    # Not by preexec_fn: a fork, which gRPC (Milvus' client, in other tests) does not always survive.
+    # The limit is not set by preexec_fn, because that forks this process. A process in which other
+    # tests have used gRPC (the client of Milvus) does not always survive a fork.
     limit = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
         " os.execv(sys.argv[1], sys.argv[1:])"
@@ -426,7 +431,7 @@ def test_a_disk_that_is_full(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert server.ask("POST", "/search", PNG, kind="image/png").status == 200
         assert all("File too large" in line for line in server.faults())
     files = list((place / "index" / "server").rglob("*-*"))
-    assert len(files) == 3  # the pictures of p0 to p2, and no part of another
+    assert len(files) == 3  # the images of p0 to p2, and no part of another one
 
 
 def test_keys_that_are_damaged_let_nobody_in(place: Path) -> None:
@@ -454,7 +459,7 @@ def test_processes_end_with_the_one_that_started_them(place: Path) -> None:
 
 
 def test_slow_bodies_and_idle_connections_do_not_keep_others_out(server: Server) -> None:
-    """Two hundred that send a byte and wait: whoever comes next is served."""
+    """While two hundred clients send a byte and wait, the next client is served."""
     head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
     held = [server.connect() for _ in range(200)]
     try:
@@ -467,7 +472,7 @@ def test_slow_bodies_and_idle_connections_do_not_keep_others_out(server: Server)
 
 
 def test_a_request_after_one_that_was_refused_early(server: Server) -> None:
-    """What is left of a refused body is not taken for the next request."""
+    """The rest of a refused body is not read as the next request."""
     with server.connect() as connection:
         for _ in range(3):
             body = b"GET /nowhere HTTP/1.1\r\n\r\n" * 2000

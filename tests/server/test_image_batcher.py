@@ -1,4 +1,4 @@
-"""How requests become batches."""
+"""Images of several requests become batches."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Model:
-    """Gives each image's first number; its first batch takes until it is let go on."""
+    """A model whose embedding is the first number of an image. It waits until ``go_on`` is set."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -66,7 +66,7 @@ def test_what_waits_while_the_model_is_busy_goes_together_in_powers_of_two() -> 
         return rows
 
     rows, model = run(test)
-    assert rows == list(range(12))  # each its own
+    assert rows == list(range(12))  # each image has its own answer
     assert model.batches == [[0], list(range(1, 9)), [9, 10], [11]]
 
 
@@ -76,13 +76,15 @@ def test_a_lone_image_has_all_cores_and_several_share_two_lanes() -> None:
     async def test(model: Model) -> list[float]:
         batcher = ImageBatcher(model, 8, 0.0, lane=lane)
         alone = await gathered(batcher, range(1))
-        tasks = await gathered(batcher, range(1, 6))  # more than a batch, but it has both lanes
+        tasks = await gathered(
+            batcher, range(1, 6)
+        )  # more than a batch; the lone image keeps both lanes
         assert model.inside == 1
         assert lane.inside == 0
         model.go_on.set()
         await asyncio.gather(*alone)
         tasks += await gathered(batcher, range(20, 31))
-        assert lane.inside == 2  # at a time, and a third batch behind them
+        assert lane.inside == 2  # two batches at a time, and a third one waits
         assert sum(map(len, model.batches)) == 1
         lane.go_on.set()
         rows = [float((await task).row[0]) for task in tasks]
@@ -119,7 +121,7 @@ def test_a_lone_image_does_not_wait_for_company() -> None:
     async def test(model: Model) -> float:
         model.go_on.set()
         batcher = ImageBatcher(model, 8, wait=60.0)
-        with batcher.coming():  # itself, being decoded
+        with batcher.coming():  # the same image while it is decoded
             pass
         answer = await batcher.embed(image(1))
         await batcher.close()

@@ -1,4 +1,4 @@
-"""The gallery over the wire."""
+"""The gallery over HTTP: adding, listing, showing and removing items."""
 
 import io
 from pathlib import Path

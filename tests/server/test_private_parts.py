@@ -1,7 +1,7 @@
-"""The private parts of dependencies that the server builds on, and the bounds that keep them.
+"""The server uses private parts of uvicorn and starlette, whose versions have an upper bound.
 
-If one of these fails after an update, the part has moved: look at the module that is named, adapt it,
-and raise the upper bound in pyproject.toml.
+If one of these tests fails after an update, the part has changed. Adapt the module that the message
+names, and raise the upper bound in pyproject.toml.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Connections whose requests never begin, or never come to their end, with little patience for them."""
+"""Connections are closed if a request does not begin or its head does not end in time."""
 
 import socket
 import threading
@@ -35,7 +35,7 @@ def test_who_does_not_come_to_the_point_is_given_up(port: int, said: bytes) -> N
 
 
 def test_a_head_in_pieces_is_answered_and_the_connection_kept(port: int) -> None:
-    """The time counts for each head anew, and not for what lies between two requests."""
+    """Each head has its own time limit. A pause between two requests does not count."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         for _ in range(2):
             for piece in (b"GET / HTTP/1.1\r\n", b"Host: localhost\r\n", b"\r\n"):

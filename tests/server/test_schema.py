@@ -1,4 +1,4 @@
-"""The OpenAPI description is what the server does: requests are made from it, answers are held against it."""
+"""The server does what its OpenAPI description says, for requests that are made from it."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 from .conftest import picture
 from .serving import Server, serving
 
-EXAMPLES = 10  # of each operation, beside what its description names and its limits
+EXAMPLES = 10  # random requests for each operation, besides its examples and its limits
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -27,7 +27,7 @@ CHECKS = (
 
 @pytest.fixture
 def key(tmp_path: Path) -> str:
-    """Of an admin."""
+    """A key with the role admin."""
     command = [sys.executable, "-m", "couce", "key", "new", "tester", "--role", "admin"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     found = re.search(r"couce_\S+", said)
@@ -52,7 +52,7 @@ def server(tmp_path: Path, key: str, make_model: Callable[..., Path]) -> Iterato
 
 
 def test_answers_are_as_described(server: Server, key: str) -> None:
-    """schemathesis, of the package's own command: the same requests every time."""
+    """schemathesis sends the same requests each time and checks the answers."""
     run = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run"),

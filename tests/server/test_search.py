@@ -1,4 +1,4 @@
-"""POST /search and /embed: what they take, what they find, what they refuse."""
+"""POST /search and /embed: what they accept, find and refuse."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ def ids(answer: Any) -> list[str]:
 
 
 def ranked(folder: Path, image: bytes) -> list[tuple[float, str, str]]:
-    """Every item by cosine, compared one at a time: (score, id, label)."""
+    """All items as (score, id, label), the best first. They are compared one at a time."""
     (query,) = Embedder(folder / "model.onnx").embed([image])
     found = []
     with open_index(folder / "index") as index:
@@ -176,7 +176,7 @@ def test_an_image_that_takes_too_long_is_given_up(serve: Serve) -> None:
     Image.effect_noise((7000, 7000), 90).save(file, "PNG", compress_level=1)
     slow = client.post("/search", content=file.getvalue())
     assert (slow.status_code, slow.json()["code"]) == (422, "decode_timeout")
-    # The process is replaced; on a busy machine it may take more than a tenth of a second to begin.
+    # The process is replaced. On a busy machine, an image may then take more than 0.1 s.
     assert any(client.post("/search", content=picture(1)).status_code == 200 for _ in range(100))
 
 
@@ -203,10 +203,10 @@ def test_openais_own_client_works(folder: Path) -> None:
     with running(folder) as (address, _):
         client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         plain = client.embeddings.create(model="any", input=[uri], encoding_format="float")
-        packed = client.embeddings.create(model="any", input=uri)  # which asks for base64
+        packed = client.embeddings.create(model="any", input=uri)  # asks for base64
         for answer in (plain, packed):
             np.testing.assert_allclose(answer.data[0].embedding, expected, atol=1e-6)
-        with pytest.raises(Exception, match="images are data URIs"):
+        with pytest.raises(Exception, match="send images as data URIs"):
             client.embeddings.create(model="any", input="a text")
 
 

@@ -1,4 +1,4 @@
-"""How searches go to the index together."""
+"""Searches at the same moment become one call of the index."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ PLAIN = Wanted(10, 0, None)
 
 
 class Gallery:
-    """Answers each row with its own first number, and keeps what it was asked at once."""
+    """Answers each query with its first number, and records the queries of each call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Wanted, list[int]]] = []
@@ -38,7 +38,7 @@ def test_what_comes_together_and_wants_the_same_is_one_call() -> None:
         woken = asyncio.Event()
 
         async def one(value: int, wanted: Wanted) -> str:
-            await woken.wait()  # as all of a batch are, at once
+            await woken.wait()  # all images of a batch are ready at once
             (hit,) = await searches.hits(row(value), wanted)
             return hit.id
 
@@ -50,7 +50,7 @@ def test_what_comes_together_and_wants_the_same_is_one_call() -> None:
         return await asyncio.gather(*tasks), gallery
 
     found, gallery = asyncio.run(test())
-    assert found == ["0", "1", "2", "3", "4", "5"]  # each its own
+    assert found == ["0", "1", "2", "3", "4", "5"]  # each search has its own answer
     assert [values for _, values in gallery.calls] == [[0, 2, 4], [1], [3], [5]]
 
 

@@ -44,7 +44,7 @@ def test_the_road_as_typed(folder: Path) -> None:
         assert all(f"class-{n}" in by_label for n in range(CLASSES))
         wrong = couce(folder, "search", "model.onnx", "--server", address, code=2)
         assert "not an image" in wrong
-    assert "is it running?" in couce(
+    assert "check the address" in couce(
         folder, "search", "gallery/class-1/2.png", "--server", address, code=2
     )
 
@@ -56,7 +56,7 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         (["--index", "nowhere", "--workers", "2"], "couce index build"),
         (["--host", "::"], "couce key new"),
         (["--host", "::", "--workers", "2"], "couce key new"),
-        (["--host", "192.0.2.1"], "cannot be listened on"),
+        (["--host", "192.0.2.1"], "cannot listen at"),
         (["--keys", "perhaps"], "'keys'"),
         (["--state", "model.onnx"], "ot a directory"),
         (["--index", "birds", "--host", "::"], "--state birds/server"),
@@ -69,7 +69,7 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert "cannot be listened on" in couce(folder, "serve", "--port", port, code=2)
+        assert "cannot listen at" in couce(folder, "serve", "--port", port, code=2)
 
 
 def test_runs_without_torch(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_several_processes_share_one_index(folder: Path) -> None:
         wait_until_ready(address)
 
         def everyone(path: str) -> list[int]:
-            """Statuses over connections of their own, which both processes get some of."""
+            """The statuses over 20 new connections, so that both processes get some of them."""
             return [
                 urllib3.PoolManager(1, retries=5).request("GET", address + path).status
                 for _ in range(20)
@@ -129,9 +129,9 @@ def test_several_processes_share_one_index(folder: Path) -> None:
             for line in text.splitlines()
             if line.startswith("couce_requests_total") and '/items/{id}"' in line
         ]
-        assert sum(seen) == 41  # of both
+        assert sum(seen) == 41  # the requests to both processes
         assert urllib3.request("POST", f"{address}/admin/reload").status == 200
-        time.sleep(2.5)  # the other follows within seconds
+        time.sleep(2.5)  # the other process reloads within seconds
         assert len(client.search(picture(50), k=100).hits) == CLASSES * EACH + 9
 
 
@@ -178,7 +178,7 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
             self.wfile.write(body)
 
         def do_DELETE(self) -> None:
-            """Done, but the answer is lost: only the second try is answered."""
+            """The item is removed, but only the second try gets an answer."""
             times.append(time.monotonic())
             if len(times) == 1:
                 self.close_connection = True

@@ -1,4 +1,4 @@
-"""Keys, limits, evaluation, reload: what surrounds a search."""
+"""Keys, limits, evaluation and reload."""
 
 import io
 import shutil
@@ -58,9 +58,9 @@ class TestEvaluation:
         with zipfile.ZipFile(file, "w") as archive:
             for seed in range(6):
                 archive.writestr(f"set/class-{seed % 3}/{seed}.png", picture(100 + seed))
-            archive.writestr("set/class-0/known.png", picture(0))  # of the gallery
+            archive.writestr("set/class-0/known.png", picture(0))  # in the gallery
             archive.writestr("set/class-1/broken.png", b"broken")
-            archive.writestr("../../class-2/outside.png", picture(200))  # passed over
+            archive.writestr("../../class-2/outside.png", picture(200))  # ignored
             archive.writestr("readme.txt", "no class")
         job = finished(client, client.post("/evaluate", files={"queries": file.getvalue()}).json())
         assert (job["state"], job["items"], job["left_out"]) == ("done", 6, 2), job
@@ -78,7 +78,7 @@ class TestEvaluation:
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("class-0/1.png", picture(100))
-        make_model(licence="another")  # put there, but not yet served
+        make_model(licence="another")  # the file is new, but the server has not loaded it
         job = finished(client, client.post("/evaluate", files={"queries": file.getvalue()}).json())
         assert job["state"] == "failed", job
         assert "model" in job["detail"]
@@ -117,7 +117,7 @@ class TestEvaluation:
         lock = folder / "index" / "server" / "evaluations" / "turn"
         first = client.post("/evaluate", json={"of": "index"}).json()
         finished(client, first)
-        with held(lock):  # another runs, so this one waits
+        with held(lock):  # as if another one ran, so that this one waits
             job = client.post("/evaluate", json={"of": "index"}).json()
             assert client.delete(f"/evaluate/{job['id']}").status_code == 200
             job = finished(client, job)
@@ -128,7 +128,8 @@ class TestEvaluation:
     ) -> None:
         monkeypatch.setattr("subprocess.Popen", lambda *_, **__: Dead())
         job = finished(client, client.post("/evaluate", json={"of": "index"}).json())
-        assert (job["state"], job["detail"]) == ("failed", "its process ended without a result")
+        assert job["state"] == "failed"
+        assert "its process ended without a result" in job["detail"]
 
 
 class Dead:
@@ -255,7 +256,7 @@ class TestGate:
             {"origin": "http://localhost"},
             {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"},
             {"host": "[::1]:8000"},
-            {"host": "friend.example"},  # a proxy on this machine that passes names on
+            {"host": "friend.example"},  # a proxy that passes the name on
             {"origin": "https://friend.example"},
         ):
             answer = client.post("/search", content=picture(1), headers=headers)

@@ -1,4 +1,4 @@
-"""The server's settings: one definition gives the option, the variable, the file's key and the docs."""
+"""Each setting is defined once: its option, variable, key of the file and row of the docs."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from couce.errors import CouceError
 from couce.server.settings import ServerSettings, read_settings, variable
 
 NAMES = list(ServerSettings.model_fields)
-# A value of each setting that is not its default, as typed, and as it is read.
+# For each setting a value that is not its default: as it is typed, and as it is read.
 VALUES: dict[str, tuple[str, object]] = {
     "model": ("m.onnx", Path("m.onnx")),
     "index": ("i", "i"),
@@ -76,7 +76,7 @@ def test_option_then_variable_then_file_then_default(name: str, tmp_path: Path) 
     config = tmp_path / "server.toml"
     config.write_text(text + "\n")
     assert getattr(read_settings({}, config, {}), name) == value
-    # The default is as good a value as any, to see which of two is taken.
+    # The variable has the default value here, so that it differs from the value of the file.
     said = {variable(name): " ".join(default) if isinstance(default, tuple) else str(default)}
     if default is not None:
         assert getattr(read_settings({}, config, said), name) == default

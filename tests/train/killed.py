@@ -1,4 +1,4 @@
-"""Trains as the command line says, and is killed in the middle of an epoch: always at the same step.
+"""Runs a command of couce that trains, and kills this process at a given step of an epoch.
 
 python killed.py EPOCH STEP train demo ...
 """

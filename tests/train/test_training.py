@@ -1,4 +1,4 @@
-"""Training for real: killed and resumed, in two processes, on broken input."""
+"""Real trainings: killed and resumed, in two processes, and with broken input."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from couce.train.processes import Processes
 from couce.train.run import Data, run_training
 from couce.train.settings import TrainSettings, parse_assignments, resolve
 
-# Small enough for a second an epoch, whole enough to have every part of the method.
+# An epoch takes about a second, and every part of the method is in use.
 SMALL = {"dim": 16, "batch_classes": 6, "batch_images": 2, "epochs": 3, "evaluate_every": 1}
 
 
@@ -47,7 +47,7 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def tensors(content: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint by their place in it."""
+    """All tensors of a checkpoint, by their paths in it."""
     if isinstance(content, torch.Tensor):
         return {name: content}
     pairs = (
@@ -86,7 +86,7 @@ def test_a_run_folder_holds_everything(pictures: Path, tmp_path: Path) -> None:
     assert result["best"]["metrics"]["R@1"] == pytest.approx(best)
     assert done.stdout.splitlines()[-1].startswith("Next: couce evaluate")
 
-    # The evaluation of the checkpoint is the one at the end of the run.
+    # Evaluating the checkpoint gives the same metrics as the end of the run.
     out = folder / "again.json"
     command = [
         "-m",
@@ -111,7 +111,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
 
     again = ["train", "demo", "--data", str(pictures), "--resume", str(killed)]
     driver = str(Path(__file__).with_name("killed.py"))
-    for epoch, step in ((1, 3), (2, 0)):  # each after the first complete epochs
+    for epoch, step in ((1, 3), (2, 0)):  # complete epochs, and the step that is killed
         typed = again if killed.exists() else arguments(pictures, killed, average=0.5)[2:]
         done = run([sys.executable, driver, str(epoch), str(step), *typed])
         assert done.returncode == -signal.SIGKILL, done.stderr
@@ -135,10 +135,10 @@ def _epochs(folder: Path) -> int:
 
 @pytest.mark.parametrize("statistics", ["true", "false"])
 def test_two_processes_equal_one(pictures: Path, tmp_path: Path, statistics: str) -> None:
-    """The same global batch: 24 steps, the same losses and weights.
+    """With the same global batch, 24 steps give the same losses and weights.
 
-    In float64, because Adam makes a whole step of any rounding error where a gradient is close to zero:
-    in float32 some weights then differ by more than 1e-4, however right the gradients are.
+    This uses float64: where a gradient is close to zero, Adam turns any rounding error into a whole
+    step. In float32, some weights then differ by more than 1e-4, although all gradients are right.
     """
     options = {
         "freeze_statistics": statistics,
@@ -195,7 +195,7 @@ def settings(**options: Any) -> Any:
 
 def test_not_finite_stops_with_step_parts_and_checkpoint(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        CouceError, match=r"not finite in epoch 1, step \d+ \(dml .*no epoch was complete"
+        CouceError, match=r"not finite in epoch 1, step \d+ \(dml .*no epoch was completed"
     ):
         run_training(Data("demo", pictures), settings(lr=1e30, proxy_lr=1e30), tmp_path / "run")
 
@@ -219,7 +219,10 @@ def test_held_out_classes_choose_the_best(pictures: Path, tmp_path: Path) -> Non
 
 
 def test_the_held_out_classes_can_be_all_that_is_measured(tmp_path: Path) -> None:
-    """Those that were named, by the network that never saw them; the test half could as well be missing."""
+    """The named classes are evaluated with a network that never saw them.
+
+    The test half is not needed: its images are broken here.
+    """
     pictures = write_demo(tmp_path / "demo", per_class=3)
     chosen = settings(validate_classes=0.25, validate_from=9, test=False)
     half = open_dataset("demo", pictures).train
@@ -262,9 +265,8 @@ def test_couce_plus_sets_free_statistics_by_clean_maps(
 ) -> None:
     chosen = resolve(dataset, method="couce-plus", assignments=parse_assignments([assignment]))
     assert chosen.msrci.supervise == supervise
-    assert (
-        resolve(dataset, assignments=parse_assignments([assignment])).msrci.scope == "sample"
-    )  # no trace is left
+    # The recipes themselves were not changed.
+    assert resolve(dataset, assignments=parse_assignments([assignment])).msrci.scope == "sample"
 
 
 def test_frozen_stage_and_warm_up(pictures: Path, tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_the_running_mean_of_the_weights_is_what_is_saved(pictures: Path, tmp_pa
                 mean[name] = momentum * before.double() + (1 - momentum) * now.double()
     saved = checkpoint.load(tmp_path / "run" / "last.pt")
     for name, value in saved["network"].items():
-        if value.is_floating_point():  # BatchNorm counts its batches too
+        if value.is_floating_point():  # unlike the number of batches in BatchNorm
             torch.testing.assert_close(value.double(), mean[name], rtol=1e-4, atol=1e-6, msg=name)
     head = [saved[part]["head.weight"] for part in ("network", "learning")]
     assert not torch.allclose(*head)
@@ -308,7 +310,7 @@ def test_the_running_mean_of_the_weights_is_what_is_saved(pictures: Path, tmp_pa
 
 def test_caches_change_nothing(pictures: Path, tmp_path: Path) -> None:
     weights: list[torch.Tensor] = []
-    for cache in ("none", "ram", "disk", "disk"):  # the second time from what the first wrote
+    for cache in ("none", "ram", "disk", "disk"):  # the last run reads what the third one wrote
         folder = tmp_path / f"run-{len(weights)}"
         run_training(Data("demo", pictures), settings(epochs=1, cache=cache, workers=2), folder)
         weights.append(checkpoint.load(folder / "last.pt")["network"]["head.weight"])
@@ -323,14 +325,14 @@ def test_a_full_disk_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(CouceError, match=r"No space left on device.*the one of before is unharmed"):
+    with pytest.raises(CouceError, match=r"No space left on device.*the previous checkpoint"):
         checkpoint.save(path, {"epoch": Full()})
     assert checkpoint.load(path)["epoch"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
-    """Whatever the defaults are of what is not said again."""
+    """Options that are not given again keep their values, and do not get their defaults."""
     (tmp_path / "environment.json").write_text(
         json.dumps({"data": vars(Data("demo", None, None, 0.5, True)) | {"root": None}})
     )
@@ -341,7 +343,7 @@ def test_a_run_goes_on_with_its_own_data(tmp_path: Path) -> None:
         with pytest.raises(CouceError, match="was started with"):
             Data.of_run(tmp_path, other)
     (tmp_path / "environment.json").write_text("{}")
-    with pytest.raises(CouceError, match="does not say what its data are"):
+    with pytest.raises(CouceError, match="does not name its data set"):
         Data.of_run(tmp_path, Data("demo"))
 
 

@@ -1,8 +1,8 @@
 """`couce analyze confounding`: what explains the demo set's embeddings, and what the gate selects.
 
-The class, the background and the light of each drawn image are known. For each of these factors, the
-analysis measures the share of the embeddings' variance that it explains: η², the variance between
-the groups of the factor divided by the whole variance. The gate of ODBA takes a channel for
+The class, the background and the light of each drawn image are known. For each of these factors,
+the analysis measures the share of the embeddings' variance that it explains: η², the variance
+between the groups of the factor divided by the whole variance. The gate of ODBA takes a channel for
 background if it varies within classes and not between them. The correlation over the channels
 between the gate and the share of each factor shows what the gate really selects. The norms of the
 gradients that reach the embeddings show how much the terms of the objective count.
@@ -38,14 +38,15 @@ class Confounding(NamedTuple):
     train: Explained
     test: Explained
     gate: tuple[float, float, float] | None  # smallest, median and largest value
-    gradients: dict[str, float]  # norm of each weighted term's, divided by the base loss's
+    gradients: dict[str, float]  # the norm for each weighted term, divided by that of the base loss
 
 
 def analyse(run: TrainedRun) -> Confounding:
     """The analysis of one run."""
     if run.data.name != "demo":
         raise CouceError(
-            f"{run.name} was not trained on the demo set; only there are the backgrounds known"
+            f"{run.name} was not trained on the demo set, where alone the backgrounds are known;"
+            " give a run of `couce train demo`"
         )
     odba = run.objective.odba
     gate = None if odba is None else odba.gate.numpy()
@@ -135,10 +136,10 @@ def confounding(runs: Sequence[TrainedRun]) -> Section:
         title="What explains the embeddings of the demo set",
         about=(
             "The share of the embeddings' variance, in percent, that class, background and light"
-            " explain (η²). In brackets: the correlation, over the channels, of ODBA's gate with this"
-            " share. Gate: its smallest, median and largest value. Gradients: the norm of the gradient"
-            " of each weighted term on the clean embeddings of one batch, divided by that of the base"
-            " loss."
+            " explain (η²). In brackets: the correlation, over the channels, of ODBA's gate with"
+            " this share. Gate: its smallest, median and largest value. Gradients: the norm of the"
+            " gradient of each weighted term on the clean embeddings of one batch, divided by that"
+            " of the base loss."
         ),
         tables=[
             Table(

@@ -1,8 +1,8 @@
 """`couce analyze dictionary`: what ODBA's dictionary holds (paper, Sec. odba_analysis).
 
 The analysis shows the gate of each channel, atoms (rows of the dictionary) with the training images
-nearest to them, and how many directions the dictionary spans. This number is the effective rank (Roy
-and Vetterli, 2007) of the newest k rows, for growing k.
+nearest to them, and how many directions the dictionary spans. This number is the effective rank
+(Roy and Vetterli, 2007) of the newest k rows, for growing k.
 """
 
 from collections.abc import Sequence
@@ -119,15 +119,15 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
         name="dictionary",
         title="What the dictionary holds",
         about=(
-            "The gate w of ODBA for each channel (1: taken for background), the effective rank of the"
-            " dictionary, and the number of atoms (its rows) that an embedding attends to. This number"
-            " is the exponential of the entropy of the attention weights. It is the number of all atoms"
-            " if an embedding averages over them. If the rank stops growing with k, more rows add no"
-            " new directions.\n\n"
-            f"Below is a row for each of {len(chosen)} atoms of {runs[0].name} that lie far from each"
-            " other. It shows the training images whose gated embeddings are nearest to the atom, with"
-            " their cosines. If an atom stands for a background, its row shows one background and many"
-            " classes."
+            "The gate w of ODBA for each channel (1: taken for background), the effective rank of"
+            " the dictionary, and the number of atoms (its rows) that an embedding attends to. This"
+            " number is the exponential of the entropy of the attention weights. It is the number"
+            " of all atoms if an embedding averages over them. If the rank stops growing with k,"
+            " more rows add no new directions.\n\n"
+            f"Below is a row for each of {len(chosen)} atoms of {runs[0].name} that lie far from"
+            " each other. It shows the training images whose gated embeddings are nearest to the"
+            " atom, with their cosines. If an atom stands for a background, its row shows one"
+            " background and many classes."
         ),
         tables=[
             Table(
@@ -175,7 +175,7 @@ def dictionary(runs: Sequence[TrainedRun], atoms: int = 6, images: int = 400) ->
 
 @torch.inference_mode()
 def _queries(run: TrainedRun, split: Split, unit: Rows) -> Rows:
-    """What attends to the dictionary in training: raw embeddings, or unit ones if so set."""
+    """The queries of the dictionary in training: raw embeddings, or unit ones if so set."""
     if run.settings.odba.attention == "unit":
         return unit
     return np.concatenate([run.network(x).cpu().numpy() for x, _ in load_images(run, split)])

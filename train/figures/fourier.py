@@ -1,10 +1,10 @@
 """`couce analyze fourier`: how MSRCI changes amplitude and phase (paper, Table msrci_fourier).
 
-The paper gives ‖Φ̃ − Φ‖/‖Φ‖ and ‖Ã − A‖/‖A‖ of the whole spectrum. Two things differ here. A difference
-of phases is wrapped to (−π, π], because −3.1 and 3.1 are neighbours. Phases are weighted by the
-amplitude of their bin, because the phase of an empty bin is noise. The paper's formula, as it is
-written, is given as well. All values are measured on the maps that come out of MSRCI, not taken from
-the factors that it drew.
+The paper gives ‖Φ̃ − Φ‖/‖Φ‖ and ‖Ã − A‖/‖A‖ of the whole spectrum. Two things differ here. A
+difference of phases is wrapped to (−π, π], because −3.1 and 3.1 are neighbours. Phases are weighted
+by the amplitude of their bin, because the phase of an empty bin is noise. The paper's formula, as
+it is written, is given as well. All values are measured on the maps that come out of MSRCI, not
+taken from the factors that it drew.
 """
 
 from collections.abc import Iterator
@@ -52,8 +52,9 @@ def wrapped(difference: Tensor) -> Tensor:
 def phase_and_amplitude(maps: Tensor, changed: Tensor, rings: int) -> Tensor:
     """Sums (rings, 6) over the spectra of ``maps`` and ``changed`` (N, C, H, W), for each ring.
 
-    The six are sums of squares: the change of A, and A; the wrapped change of Φ, and Φ, both weighted
-    by A; the plain change of Φ, and Φ. A bin of the half spectrum that stands for two counts twice.
+    The six are sums of squares: the change of A, and A; the wrapped change of Φ, and Φ, both
+    weighted by A; the plain change of Φ, and Φ. A bin of the half spectrum counts twice if it
+    stands for two bins of the whole spectrum.
     """
     height, width = maps.shape[-2:]
     before, after = (torch.fft.rfft2(x.double()) for x in (maps, changed))
@@ -136,11 +137,11 @@ def fourier(run: TrainedRun, images: int = 400, seed: int = 0) -> Section:
         name="fourier",
         title="What the intervention changes in the spectrum",
         about=(
-            f"The feature maps of {run.name} after {run.network.backbone.split}, for about {images} test"
-            " images, before and after MSRCI, for each schedule (custom is the paper's). The table has"
-            " the relative changes of amplitude and of phase (wrapped, weighted by amplitude). The phase"
-            " should change by rounding only. The amplitude should change, and with every schedule but"
-            " uniform it should change most in the outer rings."
+            f"The feature maps of {run.name} after {run.network.backbone.split}, for about {images}"
+            " test images, before and after MSRCI, for each schedule (custom is the paper's). The"
+            " table has the relative changes of amplitude and of phase (wrapped, weighted by"
+            " amplitude). The phase should change by rounding only. The amplitude should change,"
+            " and with every schedule but uniform it should change most in the outer rings."
         ),
         tables=[
             Table(

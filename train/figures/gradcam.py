@@ -1,10 +1,10 @@
-"""`couce analyze gradcam`: where in the picture an embedding comes from (paper, Fig. attention and
-odba_visualization).
+"""`couce analyze gradcam`: which parts of an image determine its embedding.
 
-Grad-CAM (Selvaraju et al., 2017) of how far the embedding m goes in a direction: ⟨m, v⟩, v held fixed. For
-the row "m" v is the mean of the other images of its class, that is, what it should be found by; for "z" it
-is what ODBA's dictionary gives for m, that is, what ODBA takes for background. Where masks of the objects are
-to be had, the share of the heat that lies on them says in a number what the picture shows.
+Paper, Fig. attention and odba_visualization. The maps are Grad-CAM (Selvaraju et al., 2017) of the
+target ⟨m, v⟩, where m is the embedding and v is a fixed direction. For the maps "m", v is the mean
+embedding of the other images of the class, which a search should find. For the maps "z", v is what
+ODBA's dictionary gives for m, which ODBA takes for background. If there are masks of the objects,
+the share of the heat on the object puts the map into a number.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,9 @@ from couce.train.figures.runs import TrainedRun, embed_split, load_images, sampl
 def heat_maps(network: EmbeddingNetwork, images: Tensor, directions: Tensor, layer: str) -> Tensor:
     """Grad-CAM (N, H', W') of ⟨m, v⟩ for images (N, 3, H, W) and directions v (N, d).
 
-    The feature maps after ``layer`` (``split``: where MSRCI intervenes; ``last``: the end), weighted by the
-    mean over the map of the target's gradient, positive parts only.
+    The result is the sum of the feature maps, each weighted by the mean of its gradient, with
+    negative values set to zero. ``layer`` says which feature maps: those where MSRCI intervenes
+    (``split``) or those at the end of the backbone (``last``).
     """
     backbone = network.backbone
     with torch.no_grad():
@@ -47,11 +48,12 @@ def heat_maps(network: EmbeddingNetwork, images: Tensor, directions: Tensor, lay
 
 
 def looking_at(network: EmbeddingNetwork, pixels: int, layer: str) -> tuple[float, float]:
-    """Where a feature looks, in pixels (down, right) beyond its row and column times the stride.
+    """The pixel on which a feature is centred, as an offset (down, right) in pixels.
 
-    Not the middle of its square: strided convolutions with padding look up to half a stride further up
-    and left, which on small maps would show. Measured: the centre of the gradient that the middle
-    feature has for noise, squared, as far features weigh little.
+    The offset is relative to the row and column of the feature times the stride. The centre is not
+    the middle of the feature's square: strided convolutions with padding move it up and left by as
+    much as half a stride, which is visible on small maps. It is measured as the centre of the
+    squared gradient of the middle feature, for images of noise.
     """
     device = next(network.parameters()).device
     noise = torch.randn(8, 3, pixels, pixels, generator=torch.Generator().manual_seed(0)).to(device)
@@ -71,11 +73,11 @@ def looking_at(network: EmbeddingNetwork, pixels: int, layer: str) -> tuple[floa
 
 
 def enlarged(maps: Tensor, pixels: int, offset: tuple[float, float]) -> Tensor:
-    """Maps (N, h, w) at the size of the picture, each value where its feature looks."""
+    """Maps (N, h, w) at the size of the image, with each value where its feature is centred."""
     axes = []
     for side, shift in zip(maps.shape[1:], offset, strict=True):
         place = (torch.arange(pixels, dtype=torch.float64) - shift) * side / pixels
-        axes.append((2 * place / max(side - 1, 1) - 1).to(maps))  # as grid_sample counts
+        axes.append((2 * place / max(side - 1, 1) - 1).to(maps))  # in grid_sample's coordinates
     grid = torch.stack(torch.meshgrid(axes[1], axes[0], indexing="xy"), dim=-1)
     grid = grid.expand(len(maps), -1, -1, -1)
     large = F.grid_sample(maps.unsqueeze(1), grid, padding_mode="border", align_corners=True)
@@ -86,7 +88,10 @@ def enlarged(maps: Tensor, pixels: int, offset: tuple[float, float]) -> Tensor:
 def run_heat(
     run: TrainedRun, shown: Split, reference: Split, layer: str
 ) -> dict[str, NDArray[np.float32]]:
-    """Heat maps "m", and "z" if the run has a dictionary, of ``shown`` at the size of its crops."""
+    """Heat maps "m" of ``shown``, and "z" if the run has a dictionary, at the size of the crops.
+
+    The class means come from the images of ``reference``.
+    """
     rows, known = embed_split(run, reference)
     found: dict[str, list[Tensor]] = {"m": []}
     crop = run.preprocess.crop
@@ -112,7 +117,10 @@ def _class_means(
     rows: NDArray[np.float32],
     known: Split,
 ) -> Tensor:
-    """For each shown image the mean embedding of the others of its class, or its own if there are none."""
+    """For each shown image the mean embedding of the others of its class.
+
+    If there are no others, it is the embedding of the image itself.
+    """
     means = []
     for row, index in zip(own, indices, strict=True):
         label = shown.names[shown.labels[index]]
@@ -145,7 +153,10 @@ def gradcam(
     layer: str = "split",
     masks: Path | None = None,
 ) -> Section:
-    """Of ``paths``, images of the test half, or ``count`` of it; shares of heat over about ``images``."""
+    """Heat maps of the test images in ``paths``, or of ``count`` test images if it is empty.
+
+    The shares of the heat are measured on about ``images`` test images.
+    """
     if layer not in ("last", "split"):
         raise unknown_name("layer", layer, ("last", "split"))
     run = runs[0]
@@ -172,16 +183,18 @@ def gradcam(
         name="gradcam",
         title="Where embeddings come from",
         about=(
-            f"Grad-CAM at the {'end of the backbone' if layer == 'last' else 'split'}. m: what brings the"
-            " embedding to the other images of its class. z: what brings it to what ODBA's dictionary gives"
-            " for it, which the paper takes for background. Below each map the share of its heat on the"
-            f" object; masks: {shapes.kind}. Objects cover {object_area:.0%} of the pictures,"
-            " which is the share"
-            " that heat spread evenly would have."
+            f"Grad-CAM at the {'end of the backbone' if layer == 'last' else 'split'}. The maps m"
+            " show what moves the embedding towards the other images of its class. The maps z show"
+            " what moves it towards the output of ODBA's dictionary, which the paper takes for"
+            " background. Below each map is the share of its heat on the object (masks:"
+            f" {shapes.kind}). Objects cover {object_area:.0%} of the images. Evenly spread heat"
+            " would have this share."
         ),
         tables=[
             Table(
-                title=f"Share of the heat on the object, mean over {len(reference.paths)} test images",
+                title=(
+                    f"Share of the heat on the object, mean over {len(reference.paths)} test images"
+                ),
                 columns=("run", "m", "z", "even"),
                 rows=tuple(
                     (name, _percent(s["m"]), _percent(s.get("z")), _percent(s["area"]))
@@ -192,7 +205,7 @@ def gradcam(
         pictures=[
             (
                 sheet(list(zip(*columns, strict=True)), heads, side=112),
-                "Warm colours: where it comes from. Each map is scaled to its own maximum.",
+                "Warm colours show the parts that count. Each map is scaled to its own maximum.",
             )
         ],
         values={
@@ -214,7 +227,9 @@ def _chosen(test: Split, reference: Split, paths: Sequence[Path], count: int) ->
     if keep.sum() < len(wanted):
         known = {path.resolve() for path in test.paths}
         missing = next(path for path in paths if path.resolve() not in known)
-        raise CouceError(f"{missing} is not an image of the test half")
+        raise CouceError(
+            f"{missing} is not an image of the test half; give --image a path of the data set"
+        )
     return test.select(keep)
 
 
@@ -236,13 +251,13 @@ def _object_share(run: TrainedRun, path: Path, heat: NDArray[np.float32], shapes
 
 
 def _crop_mask(run: TrainedRun, path: Path, shapes: Masks) -> NDArray[np.float64]:
-    """The mask (crop, crop), cut as the network's input is."""
+    """The mask (crop, crop) of an image, resized and cropped like the input of the network."""
     image = open_image(path, shortest=run.preprocess.resize)
     return run.preprocess.pixels(shapes.of(path, image).convert("RGB"))[..., 0] / 255.0
 
 
 def overlay(pixels: NDArray[np.uint8], heat: NDArray[np.float32]) -> Image.Image:
-    """The picture in grey with the heat over it, scaled to its own maximum."""
+    """The image in grey under the heat map, which is scaled to its own maximum."""
     scaled = heat / max(float(heat.max()), 1e-12)
     warm = colormaps["turbo"](scaled)[..., :3] * 255
     grey = pixels.mean(axis=2, keepdims=True)

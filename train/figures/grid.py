@@ -1,4 +1,4 @@
-"""`couce analyze grid`: what is found for a query, right and wrong (paper, Fig. retrieval)."""
+"""`couce analyze grid`: right and wrong hits of some queries (paper, Fig. retrieval)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,12 +17,12 @@ TOP = 5
 
 
 class Neighbours(NamedTuple):
-    neighbours: NDArray[np.intp]  # (N, TOP), by rank, the query itself left out
-    right: NDArray[np.bool_]  # (N, TOP)
+    neighbours: NDArray[np.intp]  # (N, TOP), by rank, without the query itself
+    right: NDArray[np.bool_]  # (N, TOP), whether a neighbour has the class of the query
 
 
 def search(rows: NDArray[np.float32], labels: NDArray[np.intp], top: int = TOP) -> Neighbours:
-    """The ``top`` nearest of each of unit rows (N, d) among all the others."""
+    """The ``top`` nearest neighbours of each embedding (N, d) of unit length among the others."""
     closeness = rows @ rows.T
     np.fill_diagonal(closeness, -np.inf)
     neighbours = np.argsort(-closeness, axis=1, kind="stable")[:, : min(top, len(rows) - 1)]
@@ -30,8 +30,11 @@ def search(rows: NDArray[np.float32], labels: NDArray[np.intp], top: int = TOP) 
 
 
 def choose(found: Sequence[Neighbours], count: int, differing: bool, seed: int) -> NDArray[np.intp]:
-    """Queries by chance; if ``differing``, those whose first hit not all runs get right, by turns of
-    which run does, so that no run is favoured by the choice."""
+    """The indices of ``count`` random queries.
+
+    If ``differing``, the first hit of each is right in some runs and wrong in others. The queries
+    that different runs get right take turns, so the choice favours no run.
+    """
     rng = np.random.default_rng(seed)
     first = np.stack([each.right[:, 0] for each in found])  # (runs, N)
     order = rng.permutation(first.shape[1])
@@ -63,12 +66,13 @@ def grid(
         rows, decoded = embed_split(run, split)
         if len(decoded.paths) < len(split.paths):
             raise CouceError(
-                "some of these images cannot be decoded; `couce data check` lists them"
+                "some test images cannot be decoded; repair or remove those that `couce data check`"
+                " lists"
             )
         found.append(search(rows, split.labels))
     chosen = choose(found, queries, differing, seed)
     if not len(chosen):
-        raise CouceError("the runs get the same queries right; leave out --differing")
+        raise CouceError("all runs get the same queries right; leave out --differing")
     picture = sheet(
         [
             [
@@ -83,19 +87,15 @@ def grid(
         ],
         heads=["query", *(str(rank) for rank in range(1, TOP + 1))],
     )
-    how = (
-        "chosen among those that the runs answer differently, by turns"
-        if differing
-        else "by chance"
-    )
+    how = "chosen from those that the runs answer differently" if differing else "chosen at random"
     return Section(
         name="grid",
-        title="What is found",
+        title="The first hits of some queries",
         about=(
-            f"{len(chosen)} queries, {how} (seed {seed}), and the first {TOP} that each run finds among"
-            f" {len(split.paths)} test images of {len(split.names)} classes. Green is the query's class, red"
-            " another. R@1 is over all of these images; among fewer images than the whole test half"
-            " it is higher than there."
+            f"{len(chosen)} queries, {how} (seed {seed}), with the first {TOP} hits of each run"
+            f" among {len(split.paths)} test images of {len(split.names)} classes. Green hits have"
+            " the class of the query, red ones another. R@1 is over all of these images. It is"
+            " higher than on the whole test half if these are fewer images."
         ),
         tables=[
             Table(
@@ -106,7 +106,9 @@ def grid(
                 ),
             )
         ],
-        pictures=[(picture, "The query on the left; its run's name below. Hits by rank.")],
+        pictures=[
+            (picture, "The query is on the left, above the name of the run. Hits are by rank.")
+        ],
         values={
             "gallery": len(split.paths),
             "differing": differing,

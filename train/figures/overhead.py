@@ -1,4 +1,7 @@
-"""`couce analyze overhead`: what ODBA and MSRCI cost in training and inference (paper, Table overhead)."""
+"""`couce analyze overhead`: the cost of ODBA and MSRCI in training and inference.
+
+Paper, Table overhead.
+"""
 
 import logging
 from typing import NamedTuple
@@ -14,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class Cost(NamedTuple):
-    ms: float  # median of a step
-    ratio: float  # to base, median over the turns, with its 95 % interval
-    low: float
+    ms: float  # the median time of a training step
+    ratio: float  # the median over the turns of its time divided by that of base
+    low: float  # the 95 % interval of this ratio
     high: float
-    cpu: float  # ratio of processor time
-    bound: float  # ratio of operations: what the added arithmetic alone must cost
+    cpu: float  # the ratio of processor times
+    bound: float  # the ratio of operations: the least that the added arithmetic must cost
     memory: int | None  # bytes
-    inference: float  # ms of a batch
+    inference: float  # the median time of a batch in ms
     inference_ratio: float
 
 
@@ -31,7 +34,7 @@ def measure(
     rows: tuple[str, ...] = tuple(ROWS),
     memory: bool = True,
 ) -> dict[str, Cost]:
-    """All of ``rows``, the first being what the others are compared with."""
+    """The cost of each of ``rows``, compared with the first one."""
     bench = Bench(case)
     steps = [bench.step(row) for row in rows]
     log.info("timing %d kinds of step in turn, %d times", len(rows), rounds)
@@ -60,7 +63,7 @@ def overhead(
     images: int,
     memory: bool = True,
 ) -> Section:
-    """``images``: of an epoch."""
+    """The tables and the figure. An epoch has ``images`` images."""
     found = measure(case, rounds, memory=memory)
     steps = max(1, images // case.batch)
     base = next(iter(found.values()))
@@ -87,17 +90,15 @@ def overhead(
         title="What the method costs",
         about=(
             f"{case.backbone}, batches of {case.batch} images of {case.pixels} pixels on"
-            f" {case.device}: forward,"
-            f" loss, backward and Adam with full dictionaries, all rows taking turns, {rounds} of"
-            " them. An epoch"
-            f" is {steps} steps ({images} images) without loading. The bound is the ratio of floating-point"
-            " operations, forward and backward: what the added arithmetic must cost however well"
-            " it is written."
-            " Memory is the peak of a process of its own.\n\n"
-            "Inference is a batch through the embedding network in torch. The network is the"
-            " same in every row,"
-            " nothing of the method being in it, so what differs there is the machine's noise;"
-            " `couce export --certify` shows the same of exported models, node by node."
+            f" {case.device}. A step is forward, loss, backward and Adam with a full dictionary."
+            f" All rows took turns, {rounds} times. An epoch is {steps} steps ({images} images)"
+            " without loading images. The bound is the ratio of floating-point operations, forward"
+            " and backward: the least that the added arithmetic must cost. Memory is the peak of a"
+            " separate process.\n\n"
+            "Inference is a batch through the embedding network in torch. The network is the same"
+            " in every row and has no part of the method, so its times differ only by the noise of"
+            " the machine. `couce export --certify` shows for exported models, node by node, that"
+            " they are the same."
         ),
         tables=[
             Table(

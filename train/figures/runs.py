@@ -1,4 +1,4 @@
-"""A trained run, opened again: its network, its objective and its pictures."""
+"""Opens a trained run: its network, its objective and its images."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ _BATCH = 32
 class TrainedRun(NamedTuple):
     name: str
     network: EmbeddingNetwork  # on the device, in evaluation mode
-    objective: CouCE  # on the CPU, in evaluation mode: nothing is enqueued by looking
+    objective: CouCE  # on the CPU, in evaluation mode, so that the analysis enqueues nothing
     settings: TrainSettings
     preprocess: Preprocess
     data: DataSet
@@ -40,20 +40,25 @@ class TrainedRun(NamedTuple):
 
 
 def open_run(path: Path, data: Path | None = None) -> TrainedRun:
-    """The last epoch of the run in the folder ``path`` (or any .pt file of one).
+    """Opens the last epoch of the run in the folder ``path``, or a .pt file of a run.
 
-    ``data`` says where its data set is now, if no longer where it was.
+    ``data`` is the folder of its data set, if it has moved since the training.
     """
     network, preprocess, content = load_network(checkpoint_of(path))
     missing = {"settings", "data", "classes", "objective"} - content.keys()
     if missing:
-        raise CouceError(f"{path} is not a run of `couce train`: it has no {', '.join(missing)}")
+        raise CouceError(
+            f"{path} is not a run of `couce train`: it has no {', '.join(sorted(missing))}"
+        )
     plugins.check_plugins(content.get("plugins", {}), str(path))
     settings = TrainSettings.parse(content["settings"])
     found = open_dataset(**{**content["data"], **({} if data is None else {"root": data})})
     learned = found.train.select(np.isin(found.train.names, content["classes"])[found.train.labels])
     if list(learned.names) != content["classes"]:
-        raise CouceError(f"{found.root} does not have the classes that {path} was trained on")
+        raise CouceError(
+            f"{found.root} does not have the classes that {path} was trained on; give the folder of"
+            " its own data set with --data"
+        )
     device = choose_device()
     return TrainedRun(
         name=path.parent.name if path.suffix == ".pt" else path.resolve().name,
@@ -68,13 +73,13 @@ def open_run(path: Path, data: Path | None = None) -> TrainedRun:
 
 
 def open_runs(paths: Sequence[Path], data: Path | None = None) -> list[TrainedRun]:
-    """Several runs on one data set, each with a name of its own."""
+    """Opens several runs on the same data set, and gives each a different name."""
     runs = [open_run(path, data) for path in paths]
     for run in runs[1:]:
         if run.data.test.names != runs[0].data.test.names:
             raise CouceError(
-                f"{run.name} and {runs[0].name} were trained on different data sets;"
-                " runs are compared on one"
+                f"{run.name} and {runs[0].name} were trained on different data sets; compare runs"
+                " on the same one"
             )
     return [run._replace(name=name) for run, name in zip(runs, unique_names(paths), strict=True)]
 
@@ -87,9 +92,10 @@ def _objective(settings: TrainSettings, content: dict[str, Any], classes: int) -
 
 
 def sample(split: Split, images: int, classes: int | None = None) -> Split:
-    """About ``images`` of a split: evenly spread classes, as far as possible whole.
+    """About ``images`` images of a split, in evenly spread classes that are whole if possible.
 
-    A class keeps at least two images, so that it can be found. ``classes`` says how many of them.
+    A class keeps at least two images, so that its queries can be right. ``classes`` is the number
+    of classes; None derives it from ``images``.
     """
     per_class = len(split.paths) / len(split.names)
     wanted = round(images / per_class) if classes is None else classes
@@ -105,7 +111,7 @@ def sample(split: Split, images: int, classes: int | None = None) -> Split:
 
 
 def embed_split(run: TrainedRun, split: Split) -> tuple[NDArray[np.float32], Split]:
-    """Unit rows (N, d), and those of the split's images that could be decoded."""
+    """Embeddings (N, d) of unit length, and the split of the N images that could be decoded."""
     store = ImageStore(split, run.preprocess, workers=usable_cores())
     rows, decoded = embed_images(run.network, store, run.device)
     return rows, split.select(decoded)
@@ -114,9 +120,9 @@ def embed_split(run: TrainedRun, split: Split) -> tuple[NDArray[np.float32], Spl
 def load_pixels(
     split: Split, preprocess: Preprocess, indices: Sequence[int] | None = None
 ) -> Iterator[tuple[NDArray[np.uint8], list[int]]]:
-    """Batches of centre crops (B, crop, crop, 3), and which images of the split these are."""
+    """Batches of centre crops (B, crop, crop, 3), with the indices of their images in the split."""
     store = ImageStore(split, preprocess)
-    edge = round((preprocess.resize - preprocess.crop) / 2)  # as Preprocess.pixels
+    edge = round((preprocess.resize - preprocess.crop) / 2)  # as in Preprocess.pixels
     centre = slice(edge, edge + preprocess.crop)
     todo = list(range(len(split.paths)) if indices is None else indices)
     with ThreadPoolExecutor(usable_cores()) as threads:
@@ -129,7 +135,7 @@ def load_pixels(
 
 
 def load_images(run: TrainedRun, split: Split) -> Iterator[tuple[Tensor, list[int]]]:
-    """As :func:`load_pixels`, ready for the run's network."""
+    """The batches of :func:`load_pixels`, normalised and on the device of the run."""
     normalise = Normalise(run.preprocess).to(run.device)
     for pixels, indices in load_pixels(split, run.preprocess):
         yield normalise(torch.from_numpy(pixels).to(run.device)), indices

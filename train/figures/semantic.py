@@ -1,4 +1,7 @@
-"""`couce analyze semantic`: what the intervention leaves of the meaning (paper, Table msrci_semantic)."""
+"""`couce analyze semantic`: how much of the meaning the intervention keeps.
+
+Paper, Table msrci_semantic.
+"""
 
 from typing import NamedTuple
 
@@ -18,17 +21,16 @@ Rows = NDArray[np.float32]
 
 
 class Kept(NamedTuple):
-    cosine: float  # mean of m with m̃
+    cosine: float  # the mean cosine of m and m̃
     cka: float
-    proxy: float  # share whose nearest proxy is the same
-    mean: float  # share whose nearest class mean is the same
+    proxy: float  # the share of images whose nearest proxy stays the same
+    mean: float  # the share of images whose nearest class mean stays the same
 
 
 def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
     """Linear centred kernel alignment of rows x (N, d) and y (N, e) (Kornblith et al., ICML 2019).
 
-    ``‖Yᵀ X‖² / (‖Xᵀ X‖ · ‖Yᵀ Y‖)`` of centred columns: 1 for anything that is a rotation and a scale
-    of the other.
+    ``‖Yᵀ X‖² / (‖Xᵀ X‖ · ‖Yᵀ Y‖)`` of centred columns. It is 1 if y is a rotated and scaled x.
 
     >>> x = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 5.0]])
     >>> round(linear_cka(x, 3 * x[:, ::-1]), 12)
@@ -40,7 +42,9 @@ def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
 
 
 def nearest_of_others(rows: Rows, unit: Rows, labels: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each of ``rows`` (N, d) the class whose mean of ``unit`` (N, d) is nearest, row n's own left out.
+    """For each of ``rows`` (N, d) the class with the nearest mean of ``unit`` (N, d).
+
+    Row n is compared with the mean of its class without row n of ``unit``.
 
     >>> unit = np.eye(4, dtype=np.float32)[[0, 0, 1, 1]]
     >>> nearest_of_others(unit, unit, np.array([0, 0, 1, 1]))
@@ -60,7 +64,7 @@ def _unit(rows: Rows) -> Rows:
 
 @torch.inference_mode()
 def measure(run: TrainedRun, images: int, seed: int) -> dict[str, Kept]:
-    """By schedule. A class mean is that of the clean embeddings of the other images looked at."""
+    """What each schedule keeps. A class mean is that of the clean embeddings of other images."""
     split = sample(run.data.test, images, images // 4)
     modules = interventions(run)
     clean: list[Tensor] = []
@@ -106,12 +110,14 @@ def semantic(run: TrainedRun, images: int = 400, seed: int = 0) -> Section:
 
     return Section(
         name="semantic",
-        title="What the intervention leaves of the meaning",
+        title="How much of the meaning the intervention keeps",
         about=(
-            f"Embeddings of about {images} test images by {run.name}, clean against intervened, for each"
-            " schedule of MSRCI (custom is the paper's): mean cosine, linear CKA, and the share of images"
-            " whose nearest proxy (a training class, as in the paper) or nearest mean of the test"
-            " classes (of their other images) stays the same. 1 is: nothing of it is lost."
+            f"This compares clean and intervened embeddings of about {images} test images by"
+            f" {run.name}, for each schedule of MSRCI (custom is the paper's). The table has the"
+            " mean cosine, linear CKA, and two shares of images: those whose nearest proxy stays"
+            " the same, and those whose nearest class mean does. A proxy stands for a training"
+            " class, as in the paper. A class mean is that of the other images of a test class. A"
+            " value of 1 means that nothing is lost."
         ),
         tables=[
             Table(

@@ -1,4 +1,4 @@
-"""One step of training, as the paper's table of overhead has its rows, to be timed and weighed."""
+"""One training step for each row of the paper's table of overhead, to measure time and memory."""
 
 import subprocess
 import sys
@@ -29,11 +29,14 @@ class Case(NamedTuple):
 
 
 class Bench:
-    """A network and a batch of noise; the rows train it in turn, each with an objective of its own."""
+    """A network and a batch of noise. The rows train it in turn, each with its own objective."""
 
     def __init__(self, case: Case) -> None:
         if case.batch < 2 * _IMAGES_A_CLASS:
-            raise CouceError(f"a batch has two classes at least: 6 images, not {case.batch}")
+            raise CouceError(
+                f"a batch needs at least two classes of 3 images each, so {2 * _IMAGES_A_CLASS}"
+                f" images, not {case.batch}"
+            )
         torch.manual_seed(0)
         self.device = choose_device(case.device)
         self.network = EmbeddingNetwork(build_backbone(case.backbone)).on(self.device)
@@ -43,7 +46,10 @@ class Bench:
         self.labels = torch.arange(case.batch, device=self.device) // _IMAGES_A_CLASS % _CLASSES
 
     def step(self, row: str) -> Callable[[], None]:
-        """Forward, loss, backward and Adam, with a full dictionary."""
+        """Returns a function that does one step of ``row``, with a full dictionary.
+
+        A step is forward, loss, backward and Adam.
+        """
         loss = LOSSES["proxy-an"](num_classes=_CLASSES, dim=self.network.dim)
         objective = CouCE(loss, MethodSettings.parse(ROWS[row])).to(self.device)
         optimiser = torch.optim.Adam(objective.parameters(), lr=1e-4)
@@ -67,7 +73,7 @@ class Bench:
         return step
 
     def inference(self) -> None:
-        """The embeddings of the batch; whatever it was trained with, this is all there is."""
+        """Computes the embeddings of the batch, which is the same for every row."""
         self.network.eval()
         with torch.inference_mode():
             self.network(self.images)
@@ -79,19 +85,19 @@ class Bench:
 
 
 def operations(step: Callable[[], None]) -> int:
-    """Floating-point operations of a step's products and convolutions, forward and backward."""
+    """The floating-point operations of a step's matrix products and convolutions, both ways."""
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
 
 
 def peak_memory(case: Case, row: str) -> int | None:
-    """The most memory, in bytes, that a process of its own holds in three steps; on CUDA, of the GPU.
+    """The peak memory in bytes of a separate process that does three steps. None if unknown.
 
-    None where the machine does not tell it.
+    On CUDA, it is the memory of the GPU.
     """
     command = [sys.executable, "-m", "couce.train.figures.steps", *map(str, case), row]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (this module)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (ours)
     if done.returncode:
         raise CouceError(f"a step of {row} failed: {(done.stderr.splitlines() or [''])[-1]}")
     return int(done.stdout) or None
@@ -104,7 +110,7 @@ def _print_peak(case: Case, row: str) -> None:
     if case.device.startswith("cuda"):
         print(torch.cuda.max_memory_allocated())
         return
-    status = Path("/proc/self/status")  # Linux only
+    status = Path("/proc/self/status")  # exists on Linux only
     text = status.read_text() if status.exists() else ""
     print(int(text.split("VmHWM:")[1].split()[0]) * 1024 if "VmHWM:" in text else 0)
 

@@ -1,4 +1,4 @@
-"""`couce analyze tsne`: the test half's embeddings in the plane (paper, Fig. tsne)."""
+"""`couce analyze tsne`: embeddings of the test half in the plane (paper, Fig. tsne)."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,12 @@ from couce.train.figures.runs import TrainedRun, embed_split, sample
 
 
 def plane(rows: NDArray[np.float32], seed: int, perplexity: float = 30.0) -> NDArray[np.float32]:
-    """t-SNE of unit rows (N, d) by cosine: (N, 2)."""
+    """The positions (N, 2) of embeddings (N, d) of unit length by t-SNE."""
     from sklearn.manifold import TSNE
 
     if len(rows) < 4:
-        raise CouceError(f"t-SNE needs a few images, not {len(rows)}")
-    # On unit rows the squared distance is 2 − 2·cosine: the same neighbours.
+        raise CouceError(f"t-SNE needs at least 4 images, not {len(rows)}; raise --images")
+    # At unit length the squared distance is 2 − 2·cosine, so the neighbours are the same.
     model = TSNE(
         perplexity=min(perplexity, (len(rows) - 1) / 3), init="pca", random_state=seed, n_jobs=1
     )
@@ -30,7 +30,7 @@ def plane(rows: NDArray[np.float32], seed: int, perplexity: float = 30.0) -> NDA
 def tsne(
     runs: Sequence[TrainedRun], classes: int = 10, images: int = 400, seed: int = 0
 ) -> Section:
-    """The same images for every run."""
+    """A map for each run, all of the same images."""
     chosen = sample(runs[0].data.test, images, classes)
     places, scores, shown = {}, {}, {}
     for run in runs:
@@ -64,9 +64,11 @@ def tsne(
         name="tsne",
         title="Embeddings in the plane",
         about=(
-            f"t-SNE of {len(chosen.paths)} test images of {len(chosen.names)} classes, the same for every"
-            " run; colour is the class. Distances between clusters and their sizes mean little in such a"
-            " map; whether a class holds together does. The table measures the same images in the full space."
+            f"t-SNE of {len(chosen.paths)} test images of {len(chosen.names)} classes. The images"
+            " are the same for every run, and the colour is the class. In such a map, it means"
+            " something whether the images of a class lie together. The sizes of clusters and the"
+            " distances between them mean little. The table has the metrics of the same images in"
+            " the full space."
         ),
         tables=[
             Table(

@@ -1,7 +1,7 @@
 """`couce analyze ablation`: compares methods over several seeds and over the values of any setting.
 
-This makes the paper's Tables ablation_main and generality, its figure of sensitivity, and all tables
-of its appendix that need new trainings. docs/figures.md lists the command for each of them.
+This makes the paper's Tables ablation_main and generality, its figure of sensitivity, and all
+tables of its appendix that need new trainings. docs/figures.md lists the command for each of them.
 """
 
 import json
@@ -33,12 +33,12 @@ def ablation(
     folder: Path,
     jobs: int,
 ) -> tuple[dict[str, dict[str, Spread]], str]:
-    """Trains the runs that are missing. Returns mean and spread of the metrics, and what they measure.
+    """Trains the missing runs. Returns the spread of the metrics, and the images they are of.
 
-    What they measure is the test half or, with ``test = false`` among the settings, the held-out
+    These images are the test half or, with ``test = false`` among the settings, the held-out
     classes. The metrics are those of the last epoch: choosing the best epoch by the same metrics
-    would flatter all methods. The results of each run are written to ``folder``, to a JSON file with
-    the name of the section.
+    would flatter all methods. The results of each run are written to ``folder``, to a JSON file
+    with the name of the section.
     """
     for method in methods:
         if method not in METHODS:

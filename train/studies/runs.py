@@ -100,7 +100,7 @@ def _refuse_twice(settings: Sequence[str], over: Sequence[str]) -> None:
 
 
 def _content(arguments: Iterable[str]) -> tuple[str, ...]:
-    """The hashes of the files among the arguments; the paths of the folders and their file counts."""
+    """The hashes of files among the arguments, and the paths and file counts of folders."""
     found = []
     for argument in arguments:
         path = Path(argument.rpartition("=")[2])

@@ -1,1 +1,1 @@
-"""What several commands share: messages on the terminal, options, tables."""
+"""Code that several commands share: options, tables and messages on the terminal."""

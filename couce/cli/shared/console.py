@@ -1,17 +1,19 @@
-"""What the rooms tell through `logging`, shown on the terminal."""
+"""Shows the log messages of this package on the terminal."""
 
 import logging
 
 
 class _Handler(logging.Handler):
-    """Information goes to standard output, warnings to standard error; a line each, never broken."""
+    """Prints information to standard output and warnings to standard error, a line for each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from rich.console import Console  # which --help does not need
+        # Imported here, because rich would slow down --help.
+        from rich.console import Console
 
         stderr = record.levelno >= logging.WARNING
         console = Console(highlight=False, markup=False, stderr=stderr)
-        # A file's name may hold bytes that are not text, or letters that the terminal cannot show.
+        # A file name may contain bytes that are not text, or characters that the terminal cannot
+        # show. Both are printed as escapes.
         text = self.format(record).encode("utf-8", "surrogateescape")
         encoding = console.encoding or "utf-8"
         shown = text.decode("utf-8", "backslashreplace").encode(encoding, "backslashreplace")
@@ -20,7 +22,7 @@ class _Handler(logging.Handler):
 
 
 def show_messages() -> None:
-    """From now on, shows what every room of this package tells."""
+    """Shows the log messages of this package from now on."""
     log = logging.getLogger("couce")
     if not any(isinstance(handler, _Handler) for handler in log.handlers):
         log.addHandler(_Handler())

@@ -15,7 +15,7 @@ DataFolder = Annotated[
 TrainClasses = Annotated[
     int | None,
     typer.Option(
-        help="How many classes of a folder without train/ and test/ are the training half."
+        help="How many classes form the training half of a folder without train/ and test/."
         " [default: half of them]"
     ),
 ]
@@ -24,38 +24,46 @@ Confounding = Annotated[
     typer.Option(
         min=0,
         max=1,
-        help="Share of the demo set's training pictures in their class's surroundings.",
+        help="For the demo set: the share of training images that show the background and the"
+        " light of their class.",
     ),
 ]
 Plugins = Annotated[
     list[Path] | None,
     typer.Option(
         "--plugin",
-        help="A Python file with losses, backbones or data sets of your own. Repeatable.",
+        help="A Python file with your own losses, backbones or data sets. Repeatable.",
     ),
 ]
 Masks = Annotated[
     Path | None,
-    typer.Option(help="A folder of object masks, CLASS/NAME.png. [default: those of the data set]"),
+    typer.Option(
+        help="A folder of object masks, CLASS/NAME.png. [default: the masks of the data set, or a"
+        " rough estimate]"
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
 Model = Annotated[Path, typer.Option(help="The ONNX model that embeds the images.")]
 Provider = Annotated[str, typer.Option(help="Where the model runs: auto, cuda, tensorrt or cpu.")]
 Filter = Annotated[
     list[str] | None,
-    typer.Option("--filter", help="Only items with label=x, id=x or metadata.KEY=x. Repeatable."),
+    typer.Option(
+        "--filter",
+        help="Take only items with label=VALUE, id=VALUE or metadata.KEY=VALUE. Repeatable.",
+    ),
 ]
 PreprocessOption = Annotated[
     list[str] | None,
     typer.Option(
         "--preprocess",
-        help="How to prepare images for a model that is not CouCE's: resize=256, crop=224,"
-        " mean=0.5,0.5,0.5, std=..., channels=BGR, scale=255, aspect=keep. Repeatable.",
+        help="How to prepare images for a model that CouCE did not export: resize=256, crop=224,"
+        " mean=0.5,0.5,0.5, std=..., channels=BGR, scale=255 or aspect=keep. Repeatable.",
     ),
 ]
 
 
 def parse_preprocess(assignments: list[str] | None) -> "Preprocess | None":
+    """The value of ``PreprocessOption``; None if the option is not given."""
     from couce.preprocess import Preprocess
 
     return Preprocess.parse(assignments) if assignments else None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def metrics_table(rows: Mapping[str, Mapping[str, float]]) -> Table:
-    """Metrics in percent, a row each."""
+    """A table of metrics in percent, with a row for each name in ``rows``."""
     table = Table()
     table.add_column("")
     for metric in next(iter(rows.values())):
@@ -23,7 +23,7 @@ def metrics_table(rows: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def hits_table(hits: Sequence["Hit"]) -> Table:
-    """Hits with their cosines, labels and paths."""
+    """A table of hits with their cosines, labels and paths."""
     table = Table()
     for name, justify in (("", "right"), ("cosine", "right"), ("label", "left"), ("path", "left")):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]

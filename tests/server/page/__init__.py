@@ -1,1 +1,1 @@
-"""A package, since its tests share what conftest.py and site.py define."""
+"""Tests of the web page. This is a package, because they import from conftest.py and site.py."""

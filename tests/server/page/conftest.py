@@ -1,4 +1,4 @@
-"""A browser, a gallery and a server of it, for all tests of the page."""
+"""Fixtures of the page's tests: a browser, a gallery and a server."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
-BODY_BYTES = 200_000  # that the server takes
+BODY_BYTES = 200_000  # most bytes of a request to the server
 Open = Callable[..., Visit]
 
 
@@ -27,7 +27,7 @@ def browser() -> "Iterator[Browser]":
         pytest.skip("needs the browser chromium")
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=20_000)  # a busy machine is no fault of the page
+    expect.set_options(timeout=20_000)  # long, because the machine may be busy
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
@@ -47,7 +47,7 @@ def address(site: Site) -> Iterator[str]:
 
 @pytest.fixture
 def visit(browser: "Browser", address: str, site: Site) -> Iterator[Open]:
-    """Opens a page in a browser of its own; in the end there is nothing it complained about."""
+    """Opens a page in a new browser context. At the end, the browser must have no complaints."""
     visits = []
     with ExitStack() as contexts:
 

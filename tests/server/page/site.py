@@ -1,4 +1,4 @@
-"""What the tests of the page look at: a real model, a gallery of drawn pictures, and real servers of them."""
+"""A real model, a gallery of drawn images and real servers for the tests of the page."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ COLOURS = {
     "blue": (40, 80, 220),
     "green": (40, 170, 70),
     "plum": (140, 40, 120),
-    # What a folder may be called, by someone who means no good or writes in another direction.
+    # Names of folders with HTML, from right to left, or very long.
     "\"><img src=x onerror='document.title=1'>&amp;": (200, 60, 50),
     "ציפור 🐦 " + "long" * 40: (90, 200, 210),
 }
@@ -39,7 +39,7 @@ HOSTILE, LONG = list(COLOURS)[-2:]
 
 
 def write_model(path: Path) -> Path:
-    """The mean colours of 4 x 4 cells, around their middle."""
+    """Writes a model whose embedding is the mean colours of 4 x 4 cells, minus 127.5."""
     shape = [CROP, CROP, 3]
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
@@ -74,7 +74,7 @@ def write_model(path: Path) -> Path:
 
 
 def write_picture(path: Path, colour: tuple[int, int, int], seed: int) -> Path:
-    """The colour, with spots that differ from picture to picture."""
+    """Writes an image of this colour, with spots that depend on the seed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(-90, 90, (6, 8, 3))
     pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
@@ -84,7 +84,7 @@ def write_picture(path: Path, colour: tuple[int, int, int], seed: int) -> Path:
 
 @dataclass
 class Site:
-    """The gallery, and what a search in it must find, by comparing all of it."""
+    """The gallery, and the expected hits of a search, found by comparing all items."""
 
     folder: Path
     ids: list[str]
@@ -94,7 +94,7 @@ class Site:
     embedder: Embedder
 
     def like(self, number: int, k: int) -> list[str]:
-        """What a search by an item finds: all but itself."""
+        """The hits of a search with an item, which leaves out the item itself."""
         found = self.nearest(self.vectors[number], k + 1)
         return [each for each in found if not each.startswith(self.ids[number])][:k]
 
@@ -128,7 +128,7 @@ def write_site(folder: Path) -> Site:
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[str]:
-    """`couce serve` on a free port; its address."""
+    """Runs `couce serve` on a free port, and yields its address."""
     command = [sys.executable, "-m", "couce", "serve", "--port", "0", *options]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
@@ -146,7 +146,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
 
 
 class Visit:
-    """A page that is watched: whatever it complains about, and is not expected to, fails the test."""
+    """A page whose errors and warnings are recorded. Those that are not expected fail the test."""
 
     def __init__(self, page: "Page", site: Site) -> None:
         self.page, self.site = page, site
@@ -161,7 +161,7 @@ class Visit:
             self.complaints.append(message.text)
 
     def expect_complaint(self, *texts: str) -> None:
-        """The browser itself notes every answer that is an error."""
+        """Expects messages of the browser, which reports every answer that is an error."""
         self._expected += texts
 
     def unexpected(self) -> list[str]:
@@ -173,7 +173,7 @@ class Visit:
         self.page.set_input_files("#picture-file", path)  # type: ignore[arg-type]
 
     def hits(self, count: int) -> list[str]:
-        """Id and score of every hit, once there are as many."""
+        """The id and score of every hit, after waiting until there are ``count`` hits."""
         from playwright.sync_api import expect
 
         tiles = self.page.locator("#hits a.tile")
@@ -189,7 +189,7 @@ class Visit:
         return self.page.locator("#hits a.tile bdi").all_text_contents()
 
     def pictures_load(self, within: str) -> None:
-        """Every picture that is on the screen has arrived."""
+        """Waits until every image on the screen has loaded."""
         self.page.wait_for_function(
             """(within) => {
                 const seen = [...document.querySelectorAll(within + " img")]

@@ -21,11 +21,11 @@ def test_a_picture_finds_what_looks_like_it(visit: Open, site: Site) -> None:
     assert looking.hits(20) == site.nearest(site.vectors[5], 20)
     page = looking.page
     assert looking.labels()[0] == site.labels[5]
-    expect(page.locator("#summary")).to_have_text("20 most similar pictures")
+    expect(page.locator("#summary")).to_have_text("20 most similar images")
     expect(page.locator("#query img")).to_have_attribute("src", re.compile("^blob:"))
     expect(page.locator("#query figcaption")).to_have_text(site.files[5].name)
     assert re.fullmatch(
-        r"decode [\d.]+ m?s · embed [\d.]+ m?s · search [\d.]+ m?s · in all [\d.]+ m?s",
+        r"decode [\d.]+ m?s · embed [\d.]+ m?s · search [\d.]+ m?s · total [\d.]+ m?s",
         page.inner_text("#times").replace("\u00a0", " "),
     )
     looking.pictures_load("#hits")
@@ -33,7 +33,8 @@ def test_a_picture_finds_what_looks_like_it(visit: Open, site: Site) -> None:
         page.locator("#hits .bar")
         .nth(19)
         .evaluate(
-            "bar => bar.firstChild.getBoundingClientRect().width / bar.getBoundingClientRect().width"
+            "bar => bar.firstChild.getBoundingClientRect().width"
+            " / bar.getBoundingClientRect().width"
         )
     )
     assert share == pytest.approx(float(looking.hits(20)[19].split()[1]), abs=0.02)
@@ -53,7 +54,7 @@ def test_a_hit_searches_by_itself_and_back_returns(visit: Open, site: Site) -> N
     page.reload()
     assert looking.hits(20) == site.like(number, 20)
     page.go_back()
-    page.locator(".drop").wait_for()  # a picture of one's own does not outlive a reload
+    page.locator(".drop").wait_for()  # the user's own image is lost at a reload
     looking.search_with(site.files[5])
     assert looking.hits(20) == first
     page.locator("#hits a").nth(1).click()
@@ -117,12 +118,16 @@ def test_a_picture_is_pasted(visit: Open, site: Site) -> None:
     assert looking.hits(20) == site.nearest(site.vectors[17], 20)
     page.evaluate("navigator.clipboard.writeText('no picture')")
     page.keyboard.press("Control+V")
-    expect(page.get_by_role("alert")).to_have_text("There is no picture in this.")
-    assert looking.hits(20) == site.nearest(site.vectors[17], 20)  # they stay
+    expect(page.get_by_role("alert")).to_have_text(
+        "There is no image in what you dropped or pasted."
+    )
+    assert looking.hits(20) == site.nearest(site.vectors[17], 20)  # the hits stay
     page.get_by_role("link", name="Search").click()
     page.locator(".drop").wait_for()
     page.keyboard.press("Control+V")
-    expect(page.get_by_role("alert")).to_have_text("There is no picture in this.")
+    expect(page.get_by_role("alert")).to_have_text(
+        "There is no image in what you dropped or pasted."
+    )
 
 
 def test_a_picture_is_dropped(visit: Open, site: Site) -> None:
@@ -161,7 +166,7 @@ def test_a_large_picture_is_made_smaller(visit: Open, site: Site, tmp_path: Path
     )
     assert (width, height) == (1600, 1200)
     assert size <= BODY_BYTES
-    looking.search_with(site.files[5])  # small enough: as it is
+    looking.search_with(site.files[5])  # small enough, so it is sent as it is
     assert looking.hits(20) == site.nearest(site.vectors[5], 20)
     assert looking.page.evaluate("sent.size") == site.files[5].stat().st_size
 
@@ -174,12 +179,12 @@ def test_the_camera_takes_a_picture_and_stops(visit: Open) -> None:
     page = looking.page
     ended = "stream.getTracks().map((track) => track.readyState)"
     page.get_by_role("button", name="Use the camera").click()
-    page.get_by_role("button", name="Take the picture").click()
+    page.get_by_role("button", name="Take the photo").click()
     looking.hits(20)
     expect(page.locator("#query figcaption")).to_have_text("from the camera")
     assert page.evaluate(ended) == ["ended"]
     page.get_by_role("button", name="Camera").click()
-    expect(page.get_by_role("button", name="Take the picture")).to_be_enabled()
+    expect(page.get_by_role("button", name="Take the photo")).to_be_enabled()
     assert page.evaluate(ended) == ["live"]
     page.keyboard.press("Escape")
     page.wait_for_function(f"() => {ended}[0] === 'ended'")
@@ -189,7 +194,7 @@ def test_the_camera_takes_a_picture_and_stops(visit: Open) -> None:
 def test_without_a_camera_there_is_no_button(visit: Open) -> None:
     absent = "Object.defineProperty(Navigator.prototype, 'mediaDevices', {value: undefined})"
     page = visit(script=absent).page
-    expect(page.get_by_role("button", name="Choose a picture")).to_be_visible()
+    expect(page.get_by_role("button", name="Choose an image")).to_be_visible()
     expect(page.locator("#search [data-do=camera]:not([hidden])")).to_have_count(0)
 
 
@@ -201,7 +206,9 @@ def test_a_wrong_file_is_told_in_the_servers_words(visit: Open, site: Site) -> N
     told = looking.page.get_by_role("alert")
     expect(told).to_contain_text(answer.value.json()["detail"], ignore_case=True)
     looking.hits(0)
-    expect(looking.page.get_by_role("button", name="Try again")).to_have_count(0)  # of no use
+    expect(looking.page.get_by_role("button", name="Try again")).to_have_count(
+        0
+    )  # it would not help
     looking.search_with(site.files[5])
     assert looking.hits(20) == site.nearest(site.vectors[5], 20)
     expect(told).to_have_count(0)

@@ -1,4 +1,4 @@
-"""What the page says and does when something is not as it should be."""
+"""What the page shows and does when something is wrong."""
 
 import json
 import re
@@ -30,15 +30,15 @@ def test_an_empty_index_says_how_to_fill_it(visit: Open, site: Site, tmp_path: P
             expect(told).to_contain_text(f"{empty}/items")
         looking.search_with(site.files[5])
         expect(page.locator("#results .empty")).to_be_visible()
-        expect(page.locator("#about")).to_contain_text("0 pictures")
+        expect(page.locator("#about")).to_contain_text("0 images")
         headers = {"Content-Type": "image/png"}
         added = page.request.post(
             f"{empty}/items", data=site.files[5].read_bytes(), headers=headers
         )
         assert added.status == 201
-        page.get_by_role("button", name="Look again").click()  # the picture is still there
+        page.get_by_role("button", name="Look again").click()  # the image is kept
         looking.hits(1)
-        expect(page.locator("#about")).to_contain_text("1 picture,")
+        expect(page.locator("#about")).to_contain_text("1 image,")
 
 
 def busy(times: int) -> Callable[[Route], None]:
@@ -107,7 +107,7 @@ def test_a_server_that_stops_and_starts_again(visit: Open, site: Site, tmp_path:
         looking.expect_complaint("ERR_CONNECTION_REFUSED")
         page = looking.page
         page.locator("#items a").first.wait_for()
-    page.get_by_role("link", name="Further").click()
+    page.get_by_role("link", name="Next").click()
     expect(page.locator(".notice")).to_contain_text("The server cannot be reached.")
     port = first.rpartition(":")[2]
     with serving(tmp_path, "--port", port, *options):
@@ -123,7 +123,7 @@ def test_a_key_is_asked_for_and_kept(visit: Open, site: Site, tmp_path: Path) ->
         looking = visit("#/gallery", at=locked)
         looking.expect_complaint("status of 401")
         page = looking.page
-        dialog = page.get_by_role("dialog", name="This server wants a key")
+        dialog = page.get_by_role("dialog", name="This server needs a key")
         expect(page.get_by_role("textbox", name="Key")).to_be_focused()
         page.keyboard.press("Escape")
         expect(page.locator("#gallery [role=alert]")).to_contain_text("key")

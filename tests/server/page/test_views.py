@@ -1,4 +1,4 @@
-"""Gallery and evaluation, and what holds for all views: phones, keyboards, hostile names, both schemes."""
+"""The views Gallery and Evaluation, and all views on phones, by keyboard and in both schemes."""
 
 import re
 import zipfile
@@ -17,7 +17,8 @@ from playwright.sync_api import Page, Route, expect
 from .conftest import Open
 from .site import COLOURS, HOSTILE, LONG, PER_CLASS, Site, write_picture
 
-PATIENCE = 120_000  # ms: an evaluation has the lowest priority, and others may be at work
+# Milliseconds. An evaluation has the lowest priority, so it may be slow on a busy machine.
+PATIENCE = 120_000
 
 
 def test_the_gallery_is_leafed_through(visit: Open, site: Site) -> None:
@@ -29,7 +30,7 @@ def test_the_gallery_is_leafed_through(visit: Open, site: Site) -> None:
     expect(tiles).to_have_count(48)
     looking.pictures_load("#items")
     found += tiles.evaluate_all("tiles => tiles.map((tile) => tile.hash)")
-    page.get_by_role("link", name="Further").click()
+    page.get_by_role("link", name="Next").click()
     expect(page.locator("#range")).to_have_text("49 to 72 of 72")
     expect(page.locator("#older")).to_have_attribute("aria-disabled", "true")
     found += tiles.evaluate_all("tiles => tiles.map((tile) => tile.hash)")
@@ -64,22 +65,21 @@ def test_an_evaluation_runs_to_its_end(
 ) -> None:
     page = visit("#/evaluation").page
     expected = retrieval_metrics(site.vectors, site.labels, (1, 2, 4, 8))
-    assert 0.5 < expected["MAP@R"] < 1  # neither can be had by accident
+    assert 0.5 < expected["MAP@R"] < 1  # a constant 0 or 1 would be wrong
     page.get_by_role("button", name="Evaluate this index").click()
     expect(page.locator(".card h2")).to_have_text("This index")
     found = drawn(page)
     id = page.url.rpartition("job=")[2]
     assert found == percent(page.request.get(f"{address}/evaluate/{id}").json()["metrics"])
-    assert {**found, "NMI": ""} == {
-        **percent(expected),
-        "NMI": "",
-    }  # whose k-means begins elsewhere
-    expect(page.locator(".card")).to_contain_text("72 pictures · 6 labels")
+    # NMI is left out, because its k-means starts at other points.
+    assert {**found, "NMI": ""} == {**percent(expected), "NMI": ""}
+    expect(page.locator(".card")).to_contain_text("72 images · 6 labels")
     share = (
         page.locator(".metrics .bar")
         .nth(5)
         .evaluate(
-            "bar => bar.firstChild.getBoundingClientRect().width / bar.getBoundingClientRect().width"
+            "bar => bar.firstChild.getBoundingClientRect().width"
+            " / bar.getBoundingClientRect().width"
         )
     )
     assert share == pytest.approx(expected["MAP@R"], abs=0.01)
@@ -101,7 +101,7 @@ def test_an_evaluation_runs_to_its_end(
         for picture in pictures:
             archive.write(picture, picture.relative_to(tmp_path))
     page.set_input_files("#evaluation-file", tmp_path / "queries.zip")
-    expect(page.locator(".card h2")).to_have_text("Pictures of a zip")
+    expect(page.locator(".card h2")).to_have_text("Images of a zip")
     queries = site.embedder.embed(pictures)
     expected = query_gallery_metrics(queries, own, site.vectors, site.labels, (1, 2, 4, 8))
     found = drawn(page)
@@ -109,19 +109,21 @@ def test_an_evaluation_runs_to_its_end(
 
     jobs = page.locator("#jobs a")
     expect(jobs.locator("span:first-child")).to_have_text(
-        ["Pictures of a zip", "Embeddings of an npz", "This index"]
+        ["Images of a zip", "Embeddings of an npz", "This index"]
     )
     jobs.last.click()
     expect(page.locator(".card h2")).to_have_text("This index")
     page.go_back()
-    expect(page.locator(".card h2")).to_have_text("Pictures of a zip")
+    expect(page.locator(".card h2")).to_have_text("Images of a zip")
 
 
 def test_an_evaluation_fails_or_is_cancelled(visit: Open, tmp_path: Path) -> None:
     page = visit("#/evaluation").page
     (tmp_path / "notes.txt").write_text("neither")
     page.set_input_files("#evaluation-file", tmp_path / "notes.txt")
-    expect(page.get_by_role("alert")).to_have_text("Notes.txt is neither a zip nor an npz.")
+    expect(page.get_by_role("alert")).to_have_text(
+        "Notes.txt is neither a zip nor an npz. Choose another file."
+    )
     (tmp_path / "broken.zip").write_text("no zip")
     page.set_input_files("#evaluation-file", tmp_path / "broken.zip")
     expect(page.locator(".card[data-state=failed] .detail")).to_contain_text(
@@ -134,7 +136,7 @@ def test_an_evaluation_fails_or_is_cancelled(visit: Open, tmp_path: Path) -> Non
 
 
 def test_the_evaluation_that_is_shown_is_the_one_that_is_cancelled(visit: Open) -> None:
-    """Two that both wait look alike."""
+    """Two evaluations that wait look the same."""
     page = visit().page
     cancelled: list[str] = []
     jobs = {
@@ -178,7 +180,7 @@ def test_hostile_names_are_text(visit: Open, address: str, site: Site, tmp_path:
         assert looking.labels() == [label] * PER_CLASS
         expect(page.locator("#summary bdi")).to_have_text(label)
     cut = page.locator("#hits bdi").first.evaluate("one => one.scrollWidth > one.clientWidth")
-    assert cut  # the long one, with dots instead of the rest
+    assert cut  # the long label ends in dots
 
     odd = "a/b?c#d%41&<i>\"' \u05e6\u05d9 🐦"
     picture = write_picture(tmp_path / "odd.png", (10, 10, 10), 999)
@@ -248,7 +250,7 @@ def test_all_of_it_works_by_keyboard(visit: Open, site: Site) -> None:
     expect(page.locator("#main")).to_be_focused()
     press("Tab")
     focused = page.locator(":focus-visible")
-    expect(focused).to_have_text("Choose a picture")
+    expect(focused).to_have_text("Choose an image")
     assert focused.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
     press("Enter")
     first = looking.hits(20)
@@ -268,7 +270,7 @@ def test_all_of_it_works_by_keyboard(visit: Open, site: Site) -> None:
 
 
 def contrast(page: Page, front: str, back: str) -> float:
-    """By WCAG 2.1, of two of the page's colours."""
+    """The contrast ratio of two colours of the page, by WCAG 2.1."""
     values = page.evaluate(
         """(names) => names.map((name) => {
             const one = document.createElement("p");

@@ -1,4 +1,4 @@
-"""Every analysis of a trained run, through the command line."""
+"""Every analysis of a trained run, started from the command line."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def test_fourier(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
     for changes in found.values():
         assert all(each["phase"] < 1e-5 < each["amplitude"] for each in changes.values())
     assert found["custom"]["ring 1"]["amplitude"] < found["uniform"]["ring 1"]["amplitude"]
-    # The same draws: the outermost ring has the same strength in every schedule.
+    # The draws are the same, and the outermost ring has the same strength in every schedule.
     outermost = found["uniform"]["ring 3"]["amplitude"]
     assert found["custom"]["ring 3"]["amplitude"] == pytest.approx(outermost, rel=1e-4)
 
@@ -54,8 +54,8 @@ def test_gradcam(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
     assert code == 0, said
     found = values(tmp_path, "gradcam")
     assert found["images"] == [str(image)]
-    assert found["masks"] == "drawn with the pictures"
-    assert set(found["shares"]["base"]) == {"m", "area"}  # it has no dictionary
+    assert found["masks"] == "drawn with the images"
+    assert set(found["shares"]["base"]) == {"m", "area"}  # this run has no dictionary
     assert set(found["shares"]["couce"]) == {"m", "z", "area"}
     assert 0 < found["shares"]["couce"]["m"] < 1
     assert Image.open(tmp_path / "gradcam.png").width > 4 * 112
@@ -122,7 +122,7 @@ def test_dictionary(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
     assert 1 <= found["attended"] <= 64
     code, _, complaint = call("analyze", "dictionary", runs["base"], "--out", tmp_path)
     assert code == 2
-    assert "it has no dictionary" in complaint
+    assert "the dictionary of base is missing" in complaint
 
 
 def test_confounding(runs: dict[str, Path], call: Call, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_overhead(call: Call, tmp_path: Path) -> None:
         *(f"CouCE, K = {k}" for k in (512, 2048, 4096, 8192)),
     ]
     assert rows["base"]["ratio"] == rows["base"]["bound"] == 1
-    # Attention multiplies each of 6 embeddings twice with K rows of 512: what that is of the base step
-    # follows from two sizes of the dictionary, and must be what ODBA alone adds.
+    # Attention multiplies each of 6 embeddings twice with K rows of 512. The operations of the base
+    # step follow from the bounds of two values of K. ODBA alone must add the same operations.
     more = rows["CouCE, K = 8192"]["bound"] - rows["CouCE, K = 4096"]["bound"]
     base = 2 * 2 * 6 * 4096 * 512 / more
     assert rows["+ ODBA"]["bound"] - 1 == pytest.approx(2 * 2 * 6 * 2048 * 512 / base, rel=0.05)
@@ -187,7 +187,7 @@ def test_the_data_set_may_have_moved(
     ("arguments", "words"),
     [
         (["fourier", "ABSENT"], "there is no checkpoint at"),
-        (["tsne", "RUN", "RUN"], "the same is named twice"),
+        (["tsne", "RUN", "RUN"], "is named twice"),
         (["fourier", "RUN", "--data", "ABSENT"], "no data set at"),
         (["gradcam", "RUN", "--layer", "lats"], "did you mean 'last'"),
         (["gradcam", "RUN", "--image", "ABSENT"], "is not an image of the test half"),

@@ -1,4 +1,4 @@
-"""The mathematics of the analyses against slow, obvious re-derivations."""
+"""The formulas of the analyses against slow and obvious implementations."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ from couce.train.figures.semantic import linear_cka, nearest_of_others
 
 
 def test_linear_cka_against_the_definition_by_kernels() -> None:
-    """HSIC of the centred N x N kernels, in plain loops, as Kornblith et al. define it."""
+    """The reference is HSIC of the centred N x N kernels in loops, as by Kornblith et al."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((12, 5)), rng.standard_normal((12, 3))
 
@@ -68,7 +68,7 @@ def test_phases_are_wrapped_to_the_half_open_circle() -> None:
 def _by_bins(
     maps: torch.Tensor, changed: torch.Tensor, rings: int, ring: int
 ) -> tuple[float, float]:
-    """ΔA and ΔΦ of one ring over the whole spectrum, bin by bin."""
+    """ΔA and ΔΦ of one ring, computed from each bin of the whole spectrum."""
     height, width = maps.shape[-2:]
     a, b = np.fft.fft2(maps.double().numpy()), np.fft.fft2(changed.double().numpy())
     sums = np.zeros(4)
@@ -92,7 +92,7 @@ def _by_bins(
 def test_spectral_change_against_the_whole_spectrum_in_loops(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     maps = torch.randn(2, 3, *size)
-    changed = maps + 0.3 * torch.randn(2, 3, *size)  # turns phases, which MSRCI never does
+    changed = maps + 0.3 * torch.randn(2, 3, *size)  # changes phases, unlike MSRCI
     sums = fourier.phase_and_amplitude(maps, changed, 3)
     for ring in range(3):
         found = fourier.change(sums[ring])
@@ -109,7 +109,7 @@ def test_msrci_keeps_phases_and_changes_each_ring_by_its_strength() -> None:
     for ring, gamma in enumerate(module.gammas):
         found = fourier.change(sums[ring])
         assert found.phase < 1e-5
-        # The root mean square of a uniform draw from -1 to 1 is 1/√3.
+        # The root mean square of a uniform number from -1 to 1 is 1/√3.
         assert found.amplitude == pytest.approx(gamma / math.sqrt(3), rel=0.2)
 
 
@@ -161,7 +161,7 @@ def test_heat_against_the_gradient_of_a_copy_in_loops(layer: str) -> None:
 
 
 def test_heat_lies_where_its_feature_looks() -> None:
-    """A feature of tiny looks at 16 times its place, not at the middle of its 16 x 16 square."""
+    """A feature of tiny is centred near 16 times its place, not in the middle of its square."""
     torch.manual_seed(0)
     network = EmbeddingNetwork(build_backbone("tiny"), dim=8).eval()
     down, right = looking_at(network, 64, "last")
@@ -172,7 +172,7 @@ def test_heat_lies_where_its_feature_looks() -> None:
     large = enlarged(maps, 64, (3.0, 1.0))[0]
     assert divmod(int(large.argmax()), 64) == (35, 17)
     assert large[35, 17] == pytest.approx(1)
-    assert large[35, 17 + 8] == pytest.approx(0.5)  # half-way to the next feature
+    assert large[35, 17 + 8] == pytest.approx(0.5)  # half of the way to the next feature
 
 
 def test_neighbours_of_a_grid_never_hold_the_query() -> None:
@@ -184,7 +184,7 @@ def test_neighbours_of_a_grid_never_hold_the_query() -> None:
 
 def test_differing_queries_favour_no_run() -> None:
     one, other = np.zeros((40, 1), bool), np.zeros((40, 1), bool)
-    one[:20], other[18:23] = True, True  # 18 right only with one, 3 only with the other
+    one[:20], other[18:23] = True, True  # 18 are right only with one, 3 only with the other
     found = [Neighbours(np.zeros((40, 1), int), right) for right in (one, other)]
     chosen = choose(found, 6, differing=True, seed=0)
     assert sum(bool(one[q, 0]) for q in chosen) == 3
@@ -222,7 +222,7 @@ def test_things_take_turns() -> None:
 
 
 def test_names_are_shown_as_they_are() -> None:
-    """A dollar sign would start a formula, and an unknown letter end the picture."""
+    """A dollar sign must not start a formula, and an unknown letter must not be an error."""
 
     def paint(panels: list[Axes]) -> None:
         panels[0].set_title("$unclosed {mathrm$")

@@ -1,4 +1,4 @@
-"""Studies for real: runs that are kept, and what they are summarised to."""
+"""Real studies: runs that are kept, and their summaries."""
 
 import json
 import re
@@ -28,7 +28,7 @@ SMALL = ["dim=16", "batch_classes=6", "batch_images=2", "epochs=1"]
 
 @pytest.fixture
 def study(call: Call) -> Call:
-    """`couce analyze ablation demo` in this process; its runs are processes of their own."""
+    """Runs `couce analyze ablation demo` in this process. Its runs are separate processes."""
 
     def run(pictures: Path, out: Path, *more: str) -> tuple[int, str, str]:
         places = ["--data", pictures, "--out", out, "--report", out / "report"]
@@ -69,18 +69,18 @@ def test_a_study_from_start_to_table(tmp_path: Path, study: Call) -> None:
     assert section["values"]["rows"] == content["rows"]
     assert (out / "report" / "ablation-lr.png").read_bytes().startswith(b"\x89PNG")
 
-    # Again: nothing is trained anew. One run was interrupted: it alone goes on.
+    # The second time, only the interrupted run continues. Nothing else is trained again.
     logs = {path: path.stat().st_mtime_ns for path in out.glob("*.log")}
     assert len(logs) == 4
     interrupted = out / content["runs"][0]["name"]
-    (interrupted / "result.json").write_text('{"last": ')  # as a full disk would leave it
+    (interrupted / "result.json").write_text('{"last": ')  # incomplete, as after a full disk
     code, _, complained = study(pictures, out, *arguments)
     assert code == 0, complained
     changed = [path for path, when in logs.items() if path.stat().st_mtime_ns != when]
     assert [path.name for path in changed] == [f"{interrupted.name}.log"]
     assert json.loads((out / "ablation-lr.json").read_text())["rows"] == content["rows"]
 
-    # What the embedding of one of them is made of.
+    # The analysis of the embeddings of one run.
     made_of = analyse(open_run(out / content["runs"][1]["name"]))
     assert set(made_of.train.shares) == {"class", "background", "light"}
     assert all(0 <= share <= 1 for share in made_of.test.shares.values())
@@ -111,7 +111,7 @@ def test_a_failed_run_says_why(tmp_path: Path, study: Call) -> None:
     ("arguments", "words"),
     [
         (["--methods", "bass"], "did you mean 'base'"),
-        (["--methods", "base,base"], "stands twice"),
+        (["--methods", "base,base"], "is named twice"),
         (["--over", "lr"], "key=a,b"),
     ],
 )
@@ -124,7 +124,7 @@ def test_wrong_calls_are_sentences(
 
 
 def test_every_documented_ablation_can_be_trained() -> None:
-    """The table of commands in docs/figures.md: each value of each is a setting that is accepted."""
+    """Every command in the table of docs/figures.md has only settings that are accepted."""
     text = (Path(__file__).parents[3] / "docs" / "figures.md").read_text()
     commands = re.findall(r"`(couce analyze ablation [^`]*)`", text)
     keys = set()
@@ -145,7 +145,7 @@ def test_every_documented_ablation_can_be_trained() -> None:
             )
             for cell in points
         ]
-        assert len({each.to_toml() for each in found}) == len(points)  # and no two are the same
+        assert len({each.to_toml() for each in found}) == len(points)  # no two are the same
         for each in found:
             build_loss(each.loss, 2, 8)
             assert each.split is None or each.split in BACKBONES[each.backbone].points

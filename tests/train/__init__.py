@@ -1,1 +1,0 @@
-"""A package, since its tests share what conftest.py defines."""
