@@ -7,16 +7,17 @@ The first half of the classes, by name, is the training half, and the others are
 
 from pathlib import Path
 
-from couce.data import DATASETS, Item, Source
+from couce.data import DATASETS, LabelledImage, Source
 from couce.data.folders import image_files
 
 
-def read(root: Path) -> list[Item]:
+def read(root: Path) -> list[LabelledImage]:
     labels = {path: path.stem.partition("_")[0] for path in image_files(root)}
     names = sorted(set(labels.values()))
     learned = set(names[: len(names) // 2])
     return [
-        Item(path, label, "train" if label in learned else "test") for path, label in labels.items()
+        LabelledImage(path, label, "train" if label in learned else "test")
+        for path, label in labels.items()
     ]
 
 

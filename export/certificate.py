@@ -27,7 +27,7 @@ from couce.checkpoint import describe_network, load_network, save
 from couce.errors import CouceError
 from couce.export.graph import Input, to_onnx
 from couce.export.parity import open_session
-from couce.export.structure import Structure, differences, structure
+from couce.export.structure import GraphStructure, differences, structure
 from couce.losses import LOSSES
 from couce.machine.timing import compare_times, time_in_turn
 from couce.method import CouCE, MethodSettings
@@ -43,7 +43,7 @@ ROWS = overhead_rows((512, 1024, 2048, 4096, 8192))
 
 class Row(NamedTuple):
     name: str
-    structure: Structure
+    structure: GraphStructure
     ms: float  # the median time of a batch
     ratio: float  # the median over the turns of its time divided by that of base
     low: float  # the 95 % interval of this median

@@ -28,7 +28,7 @@ MOST_LOST = 0.005  # the largest loss of R@1 for which all layers are quantised
 LEAST_COSINE = 0.95
 
 
-class Labelled(NamedTuple):
+class RetrievalSet(NamedTuple):
     """Images and their classes, on which retrieval is measured."""
 
     name: str
@@ -39,7 +39,9 @@ class Labelled(NamedTuple):
 class Comparison:
     """Compares models of fewer bits with the model in float32 (``plain``)."""
 
-    def __init__(self, plain: bytes, pixels: NDArray[np.uint8], labelled: Labelled | None) -> None:
+    def __init__(
+        self, plain: bytes, pixels: NDArray[np.uint8], labelled: RetrievalSet | None
+    ) -> None:
         self._plain, self._size = _opened(plain), len(plain)
         self._pixels, self._labelled = pixels, labelled
         self._rows = self._plain.run(pixels)
@@ -82,7 +84,7 @@ def _opened(model: bytes) -> Embedder:
         return Embedder(path)
 
 
-def _measure(embedder: Embedder, labelled: Labelled) -> dict[str, float]:
+def _measure(embedder: Embedder, labelled: RetrievalSet) -> dict[str, float]:
     """The retrieval metrics on the images that can be decoded."""
     found = [
         (row, label)

@@ -19,7 +19,7 @@ from couce.data.demo import draw, examples
 from couce.data.folders import image_files
 from couce.errors import CouceError, unknown_name
 from couce.export import certificate
-from couce.export.comparison import MOST_LOST, Comparison, Labelled, quantise
+from couce.export.comparison import MOST_LOST, Comparison, RetrievalSet, quantise
 from couce.export.graph import Input, PlainModel, to_onnx
 from couce.export.parity import Parity, as_input, check_parity
 from couce.export.write import describe, serialise, write
@@ -66,13 +66,13 @@ def export(
     if calibrate is not None and precision != "int8":
         raise CouceError(f"--calibrate is for int8, not for {precision}; leave it out")
     found = _dataset_of(path, dataset, data)
-    labelled: Labelled | None = None
+    labelled: RetrievalSet | None = None
     learn_from: tuple[Path, ...] = ()
     images: dict[str, ImageSource]
     if found is not None:
         step = max(1, len(found.test.paths) // PARITY_IMAGES)
         images = {str(path): path for path in found.test.paths[::step][:PARITY_IMAGES]}
-        labelled = Labelled(found.name, found.test.paths, found.test.labels)
+        labelled = RetrievalSet(found.name, found.test.paths, found.test.labels)
         learn_from = found.train.paths
     else:
         log.info("Comparing on drawn images; choose others with --dataset and --data.")
@@ -111,7 +111,7 @@ def write_model(
     input_kind: str = "uint8",
     precision: str = "fp32",
     calibrate: Sequence[Path] = (),
-    labelled: Labelled | None = None,
+    labelled: RetrievalSet | None = None,
     certified: bool = False,
 ) -> Exported:
     """Writes ``target`` if its model computes the same as the checkpoint on ``images`` (by name).

@@ -9,7 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 
-class Structure(NamedTuple):
+class GraphStructure(NamedTuple):
     nodes: tuple[str, ...]  # in order, as texts: operator, attributes, shapes, connections
     parameters: int
     # For one image: the multiplications and additions of convolutions and matrix products.
@@ -20,7 +20,7 @@ class Structure(NamedTuple):
         return hashlib.sha256("\n".join(self.nodes).encode()).hexdigest()
 
 
-def structure(proto: onnx.ModelProto) -> Structure:
+def structure(proto: onnx.ModelProto) -> GraphStructure:
     """The structure of a graph: everything except the values of its weights.
 
     The text of a connection is the number of the node from which it comes. The text of a weight is
@@ -55,10 +55,10 @@ def structure(proto: onnx.ModelProto) -> Structure:
         parameters += sum(sizes.get(name, 0) for name in node.input)
         flops += _flops(node, shapes)
     nodes += [f"output {value.name} <- {origin[value.name]}" for value in graph.output]
-    return Structure(tuple(nodes), parameters, flops)
+    return GraphStructure(tuple(nodes), parameters, flops)
 
 
-def differences(one: Structure, other: Structure) -> list[str]:
+def differences(one: GraphStructure, other: GraphStructure) -> list[str]:
     """Sentences about what differs. The list is empty for identical structures."""
     found = []
     if len(one.nodes) != len(other.nodes):

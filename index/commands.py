@@ -10,7 +10,7 @@ from couce.embedder import Embedder
 from couce.errors import CouceError, unknown_name
 from couce.files import printable
 from couce.index.base import Index, NewItem
-from couce.index.building.build import Summary, build
+from couce.index.building.build import BuildSummary, build
 from couce.index.building.embedding import EmbedFiles, in_process, read
 from couce.index.building.scan import Entry, Shard, absolute
 from couce.index.local.catalog import NAME as CATALOG
@@ -40,7 +40,7 @@ def build_index(
     engine: str = "here",
     provider: str = "auto",
     preprocess: Preprocess | None = None,
-) -> Summary:
+) -> BuildSummary:
     """Builds the index of a folder of images, or brings it up to date, as `couce index build` does.
 
     Args:
@@ -179,7 +179,7 @@ def _embed_files(
 
 
 def _arrange(
-    index: Index, kind: str | None, recall: float | None, summary: Summary
+    index: Index, kind: str | None, recall: float | None, summary: BuildSummary
 ) -> Manifest | None:
     """Compacts a folder's index if items changed or if another structure or recall is wanted."""
     if not isinstance(index, LocalIndex):
@@ -196,7 +196,7 @@ def _arrange(
     return index.compact(wanted)
 
 
-def _log(summary: Summary, manifest: Manifest | None) -> None:
+def _log(summary: BuildSummary, manifest: Manifest | None) -> None:
     done = [
         (summary.added, "added"),
         (summary.updated, "updated"),

@@ -19,8 +19,8 @@ from couce.server.decoding import Decoder
 from couce.server.http.middleware import RequestMiddleware
 from couce.server.http.problems import Problem, ProblemBody, handle
 from couce.server.http.schema import with_headers
+from couce.server.item_images import ItemImages
 from couce.server.jobs.queue import Jobs
-from couce.server.pictures import Pictures
 from couce.server.prometheus import Prometheus
 from couce.server.routes import embeddings, evaluate, items, search, status
 from couce.server.routes.common import Service
@@ -104,7 +104,7 @@ async def _open(settings: ServerSettings, prometheus: Prometheus) -> Service:
         admission=Admission(settings.queue, prometheus),
         auth=Auth(settings, prometheus),
         jobs=Jobs(state / "evaluations", settings),
-        pictures=Pictures(state / "images", decoder),
+        item_images=ItemImages(state / "images", decoder),
     )
 
 

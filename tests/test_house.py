@@ -1,5 +1,7 @@
 """The rules of the repository: imports between rooms, the content of the wheel, the versions."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,3 +117,19 @@ def test_extras_do_not_conflict() -> None:
     core = project()["project"]["dependencies"]  # type: ignore[index]
     assert all(len(engine) == 2 for engine in engines)
     assert not [line for line in [*others, *core] if line.startswith(("onnxruntime", "faiss"))]
+
+
+def test_the_last_line_of_a_run_names_what_was_skipped(tmp_path: Path) -> None:
+    """As it is without a browser, which the tests of the page need."""
+    page = str(ROOT / "tests/server/page/test_search.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", page],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    said = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"ATTENTION, SKIPPED: \d+ x needs the browser chromium", said), said

@@ -57,14 +57,14 @@ class Audit(NamedTuple):
     queries: NDArray[np.intp]  # (Q,), indices into the gallery
     donors: NDArray[np.intp]  # (Q, 2), the background's image: one of the own class, one of another
     found: dict[str, QueryResults]  # by the name of the model
-    pictures: "Pictures"
+    images: "AuditImages"
 
     @property
     def labels(self) -> NDArray[np.intp]:
         return self.gallery.labels[self.queries]
 
 
-class Pictures:
+class AuditImages:
     """The audited images and all changes of them. The same call always gives the same pixels."""
 
     def __init__(self, split: Split, masks: Masks, size: int, seed: int) -> None:
@@ -123,9 +123,9 @@ def measure(
     """
     rng = np.random.default_rng(seed)
     kept = _some_classes(test, gallery, rng)
-    pictures = Pictures(test.select(kept), masks, size, seed)
-    rows, alive = _embed_gallery(models, pictures, progress)
-    split = pictures.split = pictures.split.select(alive)
+    images = AuditImages(test.select(kept), masks, size, seed)
+    rows, alive = _embed_gallery(models, images, progress)
+    split = images.split = images.split.select(alive)
     named = None
     if backgrounds is not None:
         named = np.asarray(backgrounds)[kept][alive]
@@ -143,7 +143,7 @@ def measure(
         for start in range(0, len(queries), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             jobs = threads.map(
-                lambda q, d: _prepared(models, pictures.changed(q, d)),
+                lambda q, d: _prepared(models, images.changed(q, d)),
                 queries[chunk].tolist(),
                 donors[chunk].tolist(),
             )
@@ -165,7 +165,7 @@ def measure(
         name: QueryResults(*(np.concatenate(arrays, axis=1) for arrays in zip(*each, strict=True)))
         for name, each in parts.items()
     }
-    return Audit(split, queries, donors, found, pictures)
+    return Audit(split, queries, donors, found, images)
 
 
 def _some_classes(test: Split, images: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -179,16 +179,16 @@ def _some_classes(test: Split, images: int, rng: np.random.Generator) -> NDArray
 
 
 def _embed_gallery(
-    models: Sequence[Model], pictures: Pictures, progress: ShowProgress
+    models: Sequence[Model], images: AuditImages, progress: ShowProgress
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.bool_]]:
     """The embeddings of each model, and which of the images could be decoded."""
-    total = len(pictures.split.paths)
+    total = len(images.split.paths)
     rows: list[list[NDArray[np.float32]]] = [[] for _ in models]
     alive = np.zeros(total, bool)
 
     def prepare(index: int) -> list[Pixels] | None:
         try:
-            return _prepared(models, [pictures.load(index)])
+            return _prepared(models, [images.load(index)])
         except ImageError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             return None

@@ -57,7 +57,7 @@ class Share(NamedTuple):
     chance: float
 
 
-class Summary(NamedTuple):
+class AuditSummary(NamedTuple):
     """The numbers of one model. docs/audit.md explains them."""
 
     rows: dict[str, Estimate]  # R@1 of each row
@@ -80,7 +80,7 @@ def counted(colour: bool) -> list[str]:
 
 def summarise(
     found: Audit, colour: bool = False, backgrounds: Sequence[str] | None = None, seed: int = 0
-) -> dict[str, Summary]:
+) -> dict[str, AuditSummary]:
     """The numbers of each model, with 95 % intervals.
 
     ``backgrounds`` has the name of each gallery image's background, if known. The intervals come
@@ -92,7 +92,7 @@ def summarise(
     weights = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), _RESAMPLES)
     weights = np.concatenate([np.ones((1, len(names)), int), weights])  # the first is no resample
     sizes = weights @ np.bincount(codes)  # (1 + resamples,)
-    summaries: dict[str, Summary] = {}
+    summaries: dict[str, AuditSummary] = {}
     first: NDArray[np.float64] | None = None
     for name, each in found.found.items():
         sums = np.stack([np.bincount(codes, row, len(names)) for row in each.hit])  # (rows, C)
@@ -104,7 +104,7 @@ def summarise(
                 for row, values in at.items()
             }
         score = np.mean([kept[row] for row in counted(colour)], axis=0)
-        summaries[name] = Summary(
+        summaries[name] = AuditSummary(
             rows={row: _estimate(values) for row, values in at.items()},
             precision=dict(zip(ROWS, each.precision.mean(axis=1).tolist(), strict=True)),
             kept={row: _estimate(values) for row, values in kept.items()},
@@ -153,7 +153,7 @@ def _share(
 
 
 def audit_section(
-    found: Audit, summaries: dict[str, Summary], dataset: str, colour: bool = False
+    found: Audit, summaries: dict[str, AuditSummary], dataset: str, colour: bool = False
 ) -> Section:
     score = counted(colour)
     note = "" if colour else _COLOUR
@@ -166,7 +166,7 @@ def audit_section(
             f" {len(found.gallery.names)} classes. Their own original and the images that lend them"
             " a background are never found. R@1 and MAP@R are in percent. Kept is R@1 divided by"
             " R@1 of the unchanged images. The ranges in brackets are 95 % intervals from"
-            f" resampling classes. Object masks: {found.pictures.masks.kind}.\n\n"
+            f" resampling classes. Object masks: {found.images.masks.kind}.\n\n"
             f"Kept under nuisances is the mean of kept over {', '.join(score)}.{note}"
             " Kept before another background is measured with objects that were put before the"
             " background of an image of another class. Own less other background is R@1 before a"
@@ -174,7 +174,7 @@ def audit_section(
             " the background says about the class. Background alone is R@1 with the object painted"
             " over; compare it with chance."
         ),
-        tables=[headlines(summaries, found.pictures.masks.kind), details(summaries)],
+        tables=[headlines(summaries, found.images.masks.kind), details(summaries)],
         pictures=[
             (
                 _chart(summaries),
@@ -189,9 +189,9 @@ def audit_section(
             "dataset": dataset,
             "queries": len(found.queries),
             "gallery": len(found.gallery.paths),
-            "masks": found.pictures.masks.kind,
-            "size": found.pictures.size,
-            "seed": found.pictures.seed,
+            "masks": found.images.masks.kind,
+            "size": found.images.size,
+            "seed": found.images.seed,
             "counted": score,
             "strengths": {each.name: each.about for each in INTERVENTIONS},
             "models": summaries,
@@ -199,7 +199,7 @@ def audit_section(
     )
 
 
-def headlines(summaries: dict[str, Summary], masks: str) -> Table:
+def headlines(summaries: dict[str, AuditSummary], masks: str) -> Table:
     """The table of the main numbers, with a column for each model."""
     several = list(summaries.values())
     rows = [
@@ -232,7 +232,7 @@ def _as_text(share: Share | None) -> str:
     return f"{100 * share.share:.0f} % of {share.wrong} (chance {100 * share.chance:.0f})"
 
 
-def details(summaries: dict[str, Summary]) -> Table:
+def details(summaries: dict[str, AuditSummary]) -> Table:
     """The table of all rows. With more than two models, only the JSON file has all numbers."""
     short = len(summaries) > 2
     columns = ["image"]
@@ -252,7 +252,7 @@ def details(summaries: dict[str, Summary]) -> Table:
     return Table(columns=tuple(columns), rows=tuple(rows))
 
 
-def _chart(summaries: dict[str, Summary]) -> Image.Image:
+def _chart(summaries: dict[str, AuditSummary]) -> Image.Image:
     rows = [row for row in ROWS if row != CLEAN]
 
     def paint(panels: list[Axes]) -> None:
@@ -301,16 +301,16 @@ def failures(found: Audit, name: str, colour: bool = False) -> Image.Image:
 
 
 def _failure(found: Audit, each: QueryResults, row: int, query: int) -> list[Cell]:
-    pictures, split = found.pictures, found.gallery
+    images, split = found.images, found.gallery
     index = int(found.queries[query])
-    changed = list(pictures.changed(index, found.donors[query].tolist()))[row]
+    changed = list(images.changed(index, found.donors[query].tolist()))[row]
 
     def hit(place: int, frame: tuple[int, int, int]) -> Cell:
         first = int(each.first[place, query])
-        return Cell(pictures.load(first), split.names[split.labels[first]], frame)
+        return Cell(images.load(first), split.names[split.labels[first]], frame)
 
     return [
-        Cell(pictures.load(index), split.names[split.labels[index]]),
+        Cell(images.load(index), split.names[split.labels[index]]),
         Cell(changed, ROWS[row]),
         hit(0, GREEN),
         hit(row, RED),

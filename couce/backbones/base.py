@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from couce.backbones.batchnorm import accept_two_views
 from couce.preprocess import Preprocess
 
 
@@ -57,6 +58,7 @@ class Backbone(nn.Module):
         named = [(key.replace(".", "_"), layer) for key, layer in layers.items()]
         self.stage1 = nn.Sequential(OrderedDict(named[:cut]))
         self.stage2 = nn.Sequential(OrderedDict(named[cut:]))
+        accept_two_views(self)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.stage2(self.stage1(images))

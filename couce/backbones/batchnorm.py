@@ -79,6 +79,14 @@ class _SumOfProcesses(torch.autograd.Function):
         return total
 
 
+def accept_two_views(module: nn.Module) -> None:
+    """Turns every plain BatchNorm2d of ``module`` into a TwoViewBatchNorm2d, in place."""
+    for child in module.modules():
+        if type(child) is nn.BatchNorm2d:
+            # Only ``forward`` differs, so weights, statistics and hooks stay as they are.
+            child.__class__ = TwoViewBatchNorm2d
+
+
 @contextmanager
 def two_views(module: nn.Module) -> Iterator[None]:
     """Makes ``module`` take batches (2N, ...) of N clean rows and their N intervened copies."""
@@ -89,7 +97,7 @@ def two_views(module: nn.Module) -> Iterator[None]:
         elif isinstance(child, nn.modules.batchnorm._BatchNorm) and child.training:
             raise TypeError(
                 f"{type(child).__name__} would mix the two views in its running statistics;"
-                " use TwoViewBatchNorm2d, or set it to evaluation mode"
+                " use BatchNorm2d, or set it to evaluation mode"
             )
     for norm in norms:
         norm.two_views = True

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from couce.backbones.base import BackboneSpec, Point
-from couce.backbones.batchnorm import TwoViewBatchNorm2d
 from couce.preprocess import Preprocess
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
     layers = nn.Sequential()
     layers.add_module("conv", nn.Conv2d(inputs, outputs, size, stride, padding=size // 2))
-    layers.add_module("bn", TwoViewBatchNorm2d(outputs))
+    layers.add_module("bn", nn.BatchNorm2d(outputs))
     layers.add_module("relu", nn.ReLU(inplace=True))
     return layers
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from torch import nn
 
 from couce.backbones.base import BackboneSpec, Point
-from couce.backbones.batchnorm import TwoViewBatchNorm2d
 from couce.preprocess import IMAGENET
 
 
@@ -13,7 +12,7 @@ def _build() -> Mapping[str, nn.Module]:
     # Imported here: torchvision takes seconds to import, and not every run needs it.
     from torchvision.models import mobilenet_v2
 
-    features = mobilenet_v2(norm_layer=TwoViewBatchNorm2d).features
+    features = mobilenet_v2().features
     return {f"features.{name}": layer for name, layer in features.named_children()}
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from torch import nn
 
 from couce.backbones.base import BackboneSpec, Point
-from couce.backbones.batchnorm import TwoViewBatchNorm2d
 from couce.preprocess import IMAGENET
 
 
@@ -14,7 +13,7 @@ def _spec(name: str, sha256: str, expansion: int) -> BackboneSpec:
         # Imported here: torchvision takes seconds to import, and not every run needs it.
         from torchvision import models
 
-        layers = dict(getattr(models, name)(norm_layer=TwoViewBatchNorm2d).named_children())
+        layers = dict(getattr(models, name)().named_children())
         del layers["avgpool"], layers["fc"]
         return layers
 

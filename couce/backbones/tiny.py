@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from couce.backbones.base import BackboneSpec, Point
-from couce.backbones.batchnorm import TwoViewBatchNorm2d
 from couce.preprocess import Preprocess
 
 
@@ -17,15 +16,15 @@ class Block(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            TwoViewBatchNorm2d(outputs),
+            nn.BatchNorm2d(outputs),
             nn.ReLU(inplace=True),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            TwoViewBatchNorm2d(outputs),
+            nn.BatchNorm2d(outputs),
         )
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), TwoViewBatchNorm2d(outputs)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +34,7 @@ class Block(nn.Module):
 def _build() -> Mapping[str, nn.Module]:
     stem = nn.Sequential(
         nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
-        TwoViewBatchNorm2d(32),
+        nn.BatchNorm2d(32),
         nn.ReLU(inplace=True),
     )
     return {

@@ -28,7 +28,7 @@ def demo(
     from couce.export.exporting import write_model
     from couce.index import open_index
     from couce.index.commands import build_index
-    from couce.index.picture import draw_grid
+    from couce.index.grid import draw_grid
     from couce.train.demo import train_demo
 
     console = Console(highlight=False, markup=False)

@@ -204,7 +204,7 @@ def search(
         (hits,) = found.search(embedder.embed([image]), k, parse(chosen or []), offset)
     Console(highlight=False, markup=False).print(hits_table(hits))
     if grid is not None:
-        from couce.index.picture import draw_grid
+        from couce.index.grid import draw_grid
 
         draw_grid(image, hits).save(grid)
         typer.echo(f"Drawn to {grid}.")

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from couce.data import cars, cub, own, sop
-from couce.data.base import Counts, DataSet, Item, Split
+from couce.data.base import Counts, DataSet, LabelledImage, Split
 from couce.data.demo import write_demo
 from couce.errors import CouceError
 from couce.plugins import find
 
-__all__ = ["DATASETS", "Counts", "DataSet", "Item", "Source", "Split", "open_dataset"]
+__all__ = ["DATASETS", "Counts", "DataSet", "LabelledImage", "Source", "Split", "open_dataset"]
 
 
 class Source(NamedTuple):
     """A known data set: how it is read, and how many classes and images its halves must have."""
 
-    read: Callable[[Path], list[Item]]
+    read: Callable[[Path], list[LabelledImage]]
     counts: dict[str, Counts]
 
 

@@ -12,7 +12,7 @@ from couce.data.folders import Half
 from couce.errors import CouceError
 
 
-class Item(NamedTuple):
+class LabelledImage(NamedTuple):
     """One image file, its class, and the half of the set that the class belongs to."""
 
     path: Path
@@ -39,7 +39,7 @@ class Split:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, items: Iterable[Item]) -> "Split":
+    def of(cls, items: Iterable[LabelledImage]) -> "Split":
         ordered = sorted(items, key=lambda item: (item.label, str(item.path)))
         names, labels = np.unique([item.label for item in ordered], return_inverse=True)
         return cls(tuple(item.path for item in ordered), labels, tuple(map(str, names)))
@@ -69,10 +69,10 @@ class DataSet:
         cls,
         name: str,
         root: Path,
-        items: Iterable[Item],
+        items: Iterable[LabelledImage],
         published: Mapping[str, Counts] | None = None,
     ) -> "DataSet":
-        halves: dict[Half, list[Item]] = {"train": [], "test": []}
+        halves: dict[Half, list[LabelledImage]] = {"train": [], "test": []}
         for item in items:
             halves[item.half].append(item)
         for half, members in halves.items():

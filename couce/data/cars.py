@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from couce.data.base import Counts, Item
+from couce.data.base import Counts, LabelledImage
 from couce.data.folders import Half, class_folders
 from couce.errors import CouceError
 
 COUNTS = {"train": Counts(98, 8054), "test": Counts(98, 8131)}
 
 
-def read(root: Path) -> list[Item]:
+def read(root: Path) -> list[LabelledImage]:
     """Reads any of the three forms in which Cars-196 exists.
 
     These are ``cars_annos.mat`` with ``car_ims/``, the later ``cars_train/`` and ``cars_test/``
@@ -42,20 +42,22 @@ def _find(root: Path, name: str) -> Path | None:
     return next((p for p in (root / name, root / "devkit" / name) if p.is_file()), None)
 
 
-def _annotated(folder: Path, annotations: Path, field: str) -> list[Item]:
+def _annotated(folder: Path, annotations: Path, field: str) -> list[LabelledImage]:
     from scipy.io import loadmat
 
     try:
         rows: Any = loadmat(annotations, squeeze_me=True)["annotations"]
         return [
-            Item(folder / str(row[field]), f"{int(row['class']):03}", _half(int(row["class"])))
+            LabelledImage(
+                folder / str(row[field]), f"{int(row['class']):03}", _half(int(row["class"]))
+            )
             for row in rows
         ]
     except (KeyError, ValueError, TypeError, IndexError, OSError) as error:
         raise CouceError(f"{annotations} is not an annotation file of Cars-196: {error}") from None
 
 
-def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
+def _by_folder(classes: dict[str, list[Path]]) -> list[LabelledImage]:
     """Assigns class folders to halves.
 
     If all file names are official image numbers, the numbers decide: they are 1-16185 in the order
@@ -67,7 +69,7 @@ def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
     for place, name in enumerate(sorted(classes, key=str.encode), 1):
         first = min(int(path.stem) for path in classes[name]) if numbered else 0
         half: Half = ("train" if first <= 8054 else "test") if numbered else _half(place)
-        items += [Item(path, name, half) for path in classes[name]]
+        items += [LabelledImage(path, name, half) for path in classes[name]]
     return items
 
 

@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from couce.data.base import Counts, Item
+from couce.data.base import Counts, LabelledImage
 from couce.data.folders import Half, class_folders
 from couce.errors import CouceError
 
 COUNTS = {"train": Counts(100, 5864), "test": Counts(100, 5924)}
 
 
-def read(root: Path) -> list[Item]:
+def read(root: Path) -> list[LabelledImage]:
     """Reads the official tree (``images.txt`` and its other lists) or class folders.
 
     Both may be in ``root`` itself or in ``CUB_200_2011/``. Class folders may also be in
@@ -28,12 +28,12 @@ def read(root: Path) -> list[Item]:
     )
 
 
-def _official(base: Path) -> list[Item]:
+def _official(base: Path) -> list[LabelledImage]:
     paths = _table(base / "images.txt")
     labels = _table(base / "image_class_labels.txt")
     names = _table(base / "classes.txt")
     return [
-        Item(base / "images" / path, names[labels[number]], _half(int(labels[number])))
+        LabelledImage(base / "images" / path, names[labels[number]], _half(int(labels[number])))
         for number, path in paths.items()
     ]
 
@@ -47,7 +47,7 @@ def _table(path: Path) -> dict[str, str]:
         raise CouceError(f"{path} cannot be read as a list of CUB-200-2011: {error}") from None
 
 
-def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
+def _by_folder(classes: dict[str, list[Path]]) -> list[LabelledImage]:
     """Assigns class folders to halves.
 
     The number at the start of a name decides, as in ``001.Black_footed_Albatross``. Names without a
@@ -57,7 +57,7 @@ def _by_folder(classes: dict[str, list[Path]]) -> list[Item]:
     for place, name in enumerate(sorted(classes), 1):
         number = re.match(r"(\d+)\.", name)
         half = _half(int(number[1]) if number else place)
-        items += [Item(path, name, half) for path in classes[name]]
+        items += [LabelledImage(path, name, half) for path in classes[name]]
     return items
 
 

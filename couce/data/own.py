@@ -3,12 +3,12 @@
 import csv
 from pathlib import Path
 
-from couce.data.base import Item
+from couce.data.base import LabelledImage
 from couce.data.folders import Half, has_halves, labelled_images
 from couce.errors import CouceError
 
 
-def read(root: Path, train_classes: int | None = None) -> list[Item]:
+def read(root: Path, train_classes: int | None = None) -> list[LabelledImage]:
     """Reads class folders or a CSV file.
 
     Class folders have images at any depth. They may be below ``train/`` and ``test/``. A CSV file
@@ -22,7 +22,7 @@ def read(root: Path, train_classes: int | None = None) -> list[Item]:
         raise CouceError(f"there is no data set at {root}; check the path")
     if has_halves(root):
         return [
-            Item(path, place.label, place.half)
+            LabelledImage(path, place.label, place.half)
             for path, place in labelled_images(root)
             if place.label is not None and place.half is not None
         ]
@@ -30,7 +30,7 @@ def read(root: Path, train_classes: int | None = None) -> list[Item]:
     return _split(found, train_classes, root)
 
 
-def _listed(path: Path, train_classes: int | None) -> list[Item]:
+def _listed(path: Path, train_classes: int | None) -> list[LabelledImage]:
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -47,10 +47,14 @@ def _listed(path: Path, train_classes: int | None) -> list[Item]:
             raise CouceError(
                 f"{path}, line {number}: half must be train or test, not {row['half']!r}"
             )
-    return [Item(path.parent / row["path"], row["label"], halves[row["half"]]) for row in rows]
+    return [
+        LabelledImage(path.parent / row["path"], row["label"], halves[row["half"]]) for row in rows
+    ]
 
 
-def _split(pairs: list[tuple[Path, str]], train_classes: int | None, root: Path) -> list[Item]:
+def _split(
+    pairs: list[tuple[Path, str]], train_classes: int | None, root: Path
+) -> list[LabelledImage]:
     names = sorted({label for _, label in pairs})
     count = len(names) // 2 if train_classes is None else train_classes
     if not 0 < count < len(names):
@@ -59,4 +63,7 @@ def _split(pairs: list[tuple[Path, str]], train_classes: int | None, root: Path)
             " the others as the test half; give each class a folder, or change --train-classes"
         )
     training = set(names[:count])
-    return [Item(path, label, "train" if label in training else "test") for path, label in pairs]
+    return [
+        LabelledImage(path, label, "train" if label in training else "test")
+        for path, label in pairs
+    ]

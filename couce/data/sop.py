@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from couce.data.base import Counts, Item
+from couce.data.base import Counts, LabelledImage
 from couce.data.folders import Half
 from couce.errors import CouceError
 
 COUNTS = {"train": Counts(11_318, 59_551), "test": Counts(11_316, 60_502)}
 
 
-def read(root: Path) -> list[Item]:
+def read(root: Path) -> list[LabelledImage]:
     """Reads ``Ebay_train.txt`` and ``Ebay_test.txt``.
 
     They may be in ``root`` itself or in ``Stanford_Online_Products/``.
@@ -23,11 +23,11 @@ def read(root: Path) -> list[Item]:
     )
 
 
-def _listed(base: Path, half: Half) -> list[Item]:
+def _listed(base: Path, half: Half) -> list[LabelledImage]:
     """The items of a list. Below its header, a line is: image id, class, super-class, path."""
     path = base / f"Ebay_{half}.txt"
     try:
         rows = [line.split() for line in path.read_text().splitlines()[1:] if line.strip()]
-        return [Item(base / name, label, half) for _, label, _, name in rows]
+        return [LabelledImage(base / name, label, half) for _, label, _, name in rows]
     except ValueError:
         raise CouceError(f"{path} is not a list of Stanford Online Products") from None

@@ -25,7 +25,7 @@ _SECONDS = 5.0  # or after so many seconds
 
 
 @dataclass
-class Summary:
+class BuildSummary:
     """What a build has done."""
 
     files: int = 0
@@ -80,7 +80,7 @@ def build(
     shard: Shard | None = None,
     prune: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Summary:
+) -> BuildSummary:
     """Brings ``index`` up to date with the images below ``root``.
 
     ``progress`` is called with the number of files that are done and the number of all files.
@@ -119,7 +119,7 @@ class _Work:
         self, index: Index, known: Known, present: dict[str, Entry], has_list: bool
     ) -> None:
         self.index, self.known, self.present, self.has_list = index, known, present, has_list
-        self.summary = Summary()
+        self.summary = BuildSummary()
         self._changes: dict[str, _Change] = {}
         # Files with the same bytes as another file that is still being embedded.
         self._later: dict[str, list[Outcome]] = {}

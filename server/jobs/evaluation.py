@@ -35,7 +35,7 @@ _UNPACKED = 4 * 2**30  # most bytes of all unpacked files of an archive
 Progress = Callable[[float, str], None]
 
 
-class Labelled(NamedTuple):
+class LabelledVectors(NamedTuple):
     """Embeddings with their labels, and how many were left out."""
 
     vectors: NDArray[np.float32]  # (n, d)
@@ -74,12 +74,12 @@ def evaluate(
     return metrics
 
 
-def _among_themselves(found: Labelled, progress: Progress) -> dict[str, float]:
+def _among_themselves(found: LabelledVectors, progress: Progress) -> dict[str, float]:
     progress(0.3, "measuring")
     return retrieval_metrics(found.vectors, found.labels, KS)
 
 
-def of_index(address: str) -> Labelled:
+def of_index(address: str) -> LabelledVectors:
     """All labelled embeddings of an index."""
     vectors, labels, left_out = [], [], 0
     with open_index(address) as index:
@@ -90,7 +90,7 @@ def of_index(address: str) -> Labelled:
             labels += [block.labels[place] for place in kept]
     if not labels:
         raise CouceError("no item of the index has a label; add labelled images first")
-    return Labelled(np.concatenate(vectors), np.array(labels), left_out)
+    return LabelledVectors(np.concatenate(vectors), np.array(labels), left_out)
 
 
 def shown(address: str) -> set[str]:
@@ -99,7 +99,7 @@ def shown(address: str) -> set[str]:
         return {item.sha256 for item in index.every_item() if item.sha256 is not None}
 
 
-def read_embeddings(path: Path) -> Labelled:
+def read_embeddings(path: Path) -> LabelledVectors:
     """Reads an npz with ``embeddings`` (n, d) and ``labels`` (n,), as `couce embed` writes it."""
     archive = _open_zip(
         path, "the embeddings are not an npz file; `couce embed` writes one, for example"
@@ -128,12 +128,12 @@ def read_embeddings(path: Path) -> Labelled:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
         raise CouceError("an embedding is zero or not finite; remove it from the npz")
-    return Labelled(vectors / lengths, labels, 0)
+    return LabelledVectors(vectors / lengths, labels, 0)
 
 
 def embed_queries(
     path: Path, settings: dict[str, Any], known: set[str], progress: Callable[[float], None]
-) -> Labelled:
+) -> LabelledVectors:
     """Embeds the images of a zip, labelled by their folders. Nothing is unpacked to the disk.
 
     An image that is in the index, too, is left out, because it would find itself.
@@ -176,7 +176,7 @@ def embed_queries(
             "no image of the zip can be used, because each is damaged or in the index already;"
             " send others"
         )
-    return Labelled(np.stack(vectors), np.array(labels), len(names) - len(vectors))
+    return LabelledVectors(np.stack(vectors), np.array(labels), len(names) - len(vectors))
 
 
 def _is_query(info: zipfile.ZipInfo) -> bool:

@@ -14,8 +14,8 @@ from couce.server.admission import Admission
 from couce.server.auth import Auth
 from couce.server.decoding import Decoder
 from couce.server.image_batcher import Row
+from couce.server.item_images import ItemImages
 from couce.server.jobs.queue import Jobs
-from couce.server.pictures import Pictures
 from couce.server.prometheus import Prometheus
 from couce.server.serving import LiveServing, Serving
 from couce.server.settings import ServerSettings
@@ -45,7 +45,7 @@ class Service:
     admission: Admission
     auth: Auth
     jobs: Jobs
-    pictures: Pictures
+    item_images: ItemImages
 
     async def embed(self, serving: Serving, image: bytes) -> Embedding:
         with self.admission.image():

@@ -22,7 +22,7 @@ from couce.server.http.problems import Problem, documented
 from couce.server.http.schema import FILTERS, image_body
 from couce.server.http.uploads import Options, read
 from couce.server.image_batcher import Row
-from couce.server.pictures import Pictures
+from couce.server.item_images import ItemImages
 from couce.server.routes.common import READING, image_address, service_of, while_connected
 
 router = APIRouter()
@@ -131,26 +131,26 @@ async def add(request: Request, _: Annotated[object, Depends(may_change)]) -> JS
         embedded = await while_connected(request, service.embed(serving, image))
         # From here on the item is added even if the client no longer waits for the answer.
         item, created = await serving.ask(
-            _keep, serving.index, service.pictures, embedded.row, image, options
+            _keep, serving.index, service.item_images, embedded.row, image, options
         )
         service.prometheus.items.set(await serving.ask(len, serving.index))
     return JSONResponse(item_body(item), 201 if created else 200)
 
 
 def _keep(
-    index: Index, pictures: Pictures, row: Row, image: bytes, options: ItemOptions
+    index: Index, item_images: ItemImages, row: Row, image: bytes, options: ItemOptions
 ) -> tuple[Item, bool]:
     """Adds an item. Returns it as it is stored, and whether it is new."""
     digest = hashlib.sha256(image).hexdigest()
     id = options.id or digest[:ID_DIGITS]
     check_text("id", id)
-    with pictures.changing(id):
-        return _keep_one(index, pictures, row, image, options, id, digest)
+    with item_images.changing(id):
+        return _keep_one(index, item_images, row, image, options, id, digest)
 
 
 def _keep_one(
     index: Index,
-    pictures: Pictures,
+    item_images: ItemImages,
     row: Row,
     image: bytes,
     options: ItemOptions,
@@ -173,9 +173,9 @@ def _keep_one(
         if (known.label, known.metadata) == (new.label, new.metadata):
             return known, False
     else:
-        new = replace(new, paths=(pictures.keep(id, digest, image),))
+        new = replace(new, paths=(item_images.keep(id, digest, image),))
     index.add([new])
-    pictures.forget(id, new.paths)
+    item_images.forget(id, new.paths)
     return index.get(id) or new.item(), found is None
 
 
@@ -247,11 +247,11 @@ async def picture(
     if request.headers.get("if-none-match") == f'"{tag}"':
         return Response(status_code=304, headers=headers)
     service = service_of(request)
-    content = service.pictures.cached(item, size)
+    content = service.item_images.cached(item, size)
     if content is None:
         service.admission.check()
         with service.admission.image():
-            content = await while_connected(request, service.pictures.small(item, size))
+            content = await while_connected(request, service.item_images.small(item, size))
     return Response(content, media_type="image/jpeg", headers=headers)
 
 
@@ -266,20 +266,20 @@ async def remove(request: Request, id: _Id, _: Annotated[object, Depends(may_cha
     service = service_of(request)
     name = _name(id)
     async with service.live.use() as serving:
-        if not await serving.ask(_remove, serving.index, service.pictures, name):
+        if not await serving.ask(_remove, serving.index, service.item_images, name):
             raise _missing(name)
         service.prometheus.items.set(await serving.ask(len, serving.index))
     return Response(status_code=204)
 
 
-def _remove(index: Index, pictures: Pictures, id: str) -> bool:
+def _remove(index: Index, item_images: ItemImages, id: str) -> bool:
     """Removes an item and its uploaded images. Returns whether the item existed.
 
     The images are deleted in any case, because an earlier try may have removed the item alone.
     """
-    with pictures.changing(id):
+    with item_images.changing(id):
         removed = index.remove([id])
-        pictures.forget(id)
+        item_images.forget(id)
     return bool(removed)
 
 

@@ -27,7 +27,7 @@ from couce.audit.measure import (
     OWN,
     ROWS,
     Audit,
-    Pictures,
+    AuditImages,
     QueryResults,
     _search,
     measure,
@@ -35,7 +35,7 @@ from couce.audit.measure import (
 from couce.audit.models import Model
 from couce.audit.report import counted, failures, summarise
 from couce.data import open_dataset
-from couce.data.base import Item, Split
+from couce.data.base import LabelledImage, Split
 from couce.data.demo import draw, example_of, examples, object_mask, read_plan
 from couce.metrics import retrieval_metrics
 from couce.preprocess import Preprocess
@@ -199,7 +199,7 @@ def test_the_search_is_that_of_the_metrics() -> None:
 def small_audit(hits: dict[str, NDArray[np.bool_]], labels: NDArray[np.intp]) -> Audit:
     """An audit with given hits (rows, Q). The rest of it does not matter."""
     split = Split.of(
-        Item(Path(f"{label}/{n}.png"), f"{label}", "test")
+        LabelledImage(Path(f"{label}/{n}.png"), f"{label}", "test")
         for n, label in enumerate(labels.tolist())
     )
     count = len(labels)
@@ -212,7 +212,7 @@ def small_audit(hits: dict[str, NDArray[np.bool_]], labels: NDArray[np.intp]) ->
     masks = Masks("none", lambda _, image: image)
     queries = np.arange(count)
     donors = np.stack([queries, queries], axis=1)
-    return Audit(split, queries, donors, found, Pictures(split, masks, 64, 0))
+    return Audit(split, queries, donors, found, AuditImages(split, masks, 64, 0))
 
 
 def test_figures_of_an_audit_by_hand() -> None:

@@ -26,7 +26,7 @@ from couce.embedder import Embedder
 from couce.errors import CouceError
 from couce.export import certificate, exporting
 from couce.export import comparison as comparing
-from couce.export.comparison import Labelled
+from couce.export.comparison import RetrievalSet
 from couce.export.exporting import write_model
 from couce.export.graph import PlainModel, to_onnx
 from couce.export.parity import _first_difference, _same_neighbours
@@ -349,7 +349,7 @@ def test_int8_and_fp16_say_what_they_cost(
     for n, picture in enumerate(pictures):
         paths.append(tmp_path / f"{n}.png")
         picture.save(paths[-1])
-    labelled = Labelled("pictures", paths, np.arange(len(paths)) // 8)
+    labelled = RetrievalSet("pictures", paths, np.arange(len(paths)) // 8)
     write_model(saved, tmp_path / "fp32.onnx", named(paths[:8]))
     plain = Embedder(tmp_path / "fp32.onnx").embed(paths)
     for precision, cosine, share in (("int8", 0.98, 0.45), ("fp16", 0.999, 0.6)):

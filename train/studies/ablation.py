@@ -17,7 +17,7 @@ from couce.errors import unknown_name
 from couce.report.plots import draw, grouped
 from couce.report.section import Section, Table
 from couce.train.settings import METHODS
-from couce.train.studies.runs import Cell, Spread, cells, run_cells, summarise
+from couce.train.studies.runs import Spread, StudyRun, run_all, study_runs, summarise
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +43,20 @@ def ablation(
     for method in methods:
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
-    todo = cells(data, settings, methods, seeds, over)
-    order = {cell: place for place, cell in enumerate(todo)}
-    done: list[tuple[Cell, dict[str, Any]]] = []
-    for cell, result in run_cells(todo, folder, jobs):
-        done.append((cell, result))
+    todo = study_runs(data, settings, methods, seeds, over)
+    order = {run: place for place, run in enumerate(todo)}
+    done: list[tuple[StudyRun, dict[str, Any]]] = []
+    for run, result in run_all(todo, folder, jobs):
+        done.append((run, result))
         r1 = 100 * result["last"]["metrics"]["R@1"]
-        log.info("%d/%d  %s  R@1 %.1f", len(done), len(todo), cell.name, r1)
+        log.info("%d/%d  %s  R@1 %.1f", len(done), len(todo), run.name, r1)
     done.sort(key=lambda pair: order[pair[0]])
     rows = summarise(
-        ((cell, result["last"]["metrics"]) for cell, result in done),
-        lambda cell: " ".join([*cell.over, cell.method]),
+        ((run, result["last"]["metrics"]) for run, result in done),
+        lambda run: " ".join([*run.over, run.method]),
     )
     content = {
-        "runs": [{**cell._asdict(), "name": cell.name, **result} for cell, result in done],
+        "runs": [{**run._asdict(), "name": run.name, **result} for run, result in done],
         "rows": {
             row: {name: value._asdict() for name, value in metrics.items()}
             for row, metrics in rows.items()

@@ -20,7 +20,7 @@ from couce.train.settings import meaning
 Metrics = dict[str, float]
 
 
-class Cell(NamedTuple):
+class StudyRun(NamedTuple):
     """One run: its place in the table (setting and method), and the arguments that start it."""
 
     over: tuple[str, ...]  # the varied settings, such as "confounding=0.5"
@@ -42,19 +42,19 @@ class Cell(NamedTuple):
         return "-".join([*self.over, self.method, f"seed{self.seed}", digest]).replace("/", "_")
 
 
-def cells(
+def study_runs(
     data: Sequence[str],
     settings: Sequence[str],
     methods: Sequence[str],
     seeds: int,
     over: Sequence[str],
-) -> list[Cell]:
+) -> list[StudyRun]:
     """Every method with every seed, for every combination of the values in ``over``.
 
     ``over`` holds texts ``key=a,b,c``. The key is any setting, or ``confounding`` of the demo set.
     Seeds are the outer loop, so a study that is stopped early has whole tables of fewer seeds.
 
-    >>> [c.name[:-9] for c in cells(["demo"], [], ["base", "couce"], 1, ["confounding=0,1"])]
+    >>> [c.name[:-9] for c in study_runs(["demo"], [], ["base", "couce"], 1, ["confounding=0,1"])]
     ['confounding=0-base-seed0', 'confounding=0-couce-seed0', \
 'confounding=1-base-seed0', 'confounding=1-couce-seed0']
     """
@@ -75,7 +75,7 @@ def cells(
         of_data = [f"--{key}={value}" for key, value in point if key == "confounding"]
         assigned = [f"--set={key}={value}" for key, value in point if key != "confounding"]
         found.append(
-            Cell(
+            StudyRun(
                 over=tuple(f"{key}={value}" for key, value in point),
                 method=method,
                 seed=seed,
@@ -112,9 +112,9 @@ def _content(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def run_cells(
-    todo: Sequence[Cell], folder: Path, jobs: int
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def run_all(
+    todo: Sequence[StudyRun], folder: Path, jobs: int
+) -> Iterator[tuple[StudyRun, dict[str, Any]]]:
     """Yields each run with its ``result.json`` as soon as it ends. Finished runs are not repeated.
 
     Each run is a process of its own with its share of the cores. It writes to ``folder/NAME``.
@@ -122,7 +122,7 @@ def run_cells(
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, usable_cores() // jobs)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_run, cell, folder / cell.name, threads): cell for cell in todo}
+        futures = {pool.submit(_run, run, folder / run.name, threads): run for run in todo}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -131,14 +131,14 @@ def run_cells(
             raise
 
 
-def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
+def _run(run: StudyRun, target: Path, threads: int) -> dict[str, Any]:
     result = target / "result.json"
     if not _readable(result):
-        command = [sys.executable, "-m", "couce", "train", *cell.data]
+        command = [sys.executable, "-m", "couce", "train", *run.data]
         if (target / "last.pt").exists():  # interrupted; its folder has its settings
             command += ["--resume", str(target)]
         else:
-            command += [*cell.settings, "--out", str(target)]
+            command += [*run.settings, "--out", str(target)]
         log = target.with_name(f"{target.name}.log")
         with log.open("w") as file:
             done = subprocess.run(  # noqa: S603 (our own command, no shell)
@@ -151,7 +151,7 @@ def _run(cell: Cell, target: Path, threads: int) -> dict[str, Any]:
             )
         if done.returncode:
             last = (log.read_text().splitlines() or ["it wrote nothing"])[-1]
-            raise CouceError(f"the run {cell.name} failed: {last} (its whole output is in {log})")
+            raise CouceError(f"the run {run.name} failed: {last} (its whole output is in {log})")
     return json.loads(result.read_text())
 
 
@@ -172,12 +172,12 @@ class Spread(NamedTuple):
 
 
 def summarise(
-    results: Iterable[tuple[Cell, Metrics]], rows: Callable[[Cell], str]
+    results: Iterable[tuple[StudyRun, Metrics]], rows: Callable[[StudyRun], str]
 ) -> dict[str, dict[str, Spread]]:
     """Mean and spread of each metric over all runs to which ``rows`` gives the same name."""
     groups: dict[str, list[Metrics]] = {}
-    for cell, metrics in results:
-        groups.setdefault(rows(cell), []).append(metrics)
+    for run, metrics in results:
+        groups.setdefault(rows(run), []).append(metrics)
     return {
         row: {name: Spread.of([one[name] for one in members]) for name in members[0]}
         for row, members in groups.items()

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from PIL import Image, ImageDraw
 
 from couce.backbones import build_backbone
-from couce.data.base import Item, Split
+from couce.data.base import LabelledImage, Split
 from couce.errors import CouceError
 from couce.machine.timing import time_in_turn
 from couce.method import MSRCI, ODBA
@@ -195,7 +195,7 @@ def test_differing_queries_favour_no_run() -> None:
 
 def test_a_sample_has_whole_classes_evenly_spread() -> None:
     split = Split.of(
-        Item(path=Path(f"{c}/{n}.png"), label=f"{c:02}", half="test")
+        LabelledImage(path=Path(f"{c}/{n}.png"), label=f"{c:02}", half="test")
         for c in range(20)
         for n in range(10)
     )

@@ -18,7 +18,7 @@ from couce.train.figures.confounding import analyse, variances
 from couce.train.figures.runs import open_run
 from couce.train.settings import METHODS, parse_assignments, resolve
 from couce.train.studies.ablation import METRICS, ablation_section
-from couce.train.studies.runs import Spread, cells, run_cells
+from couce.train.studies.runs import Spread, run_all, study_runs
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -134,16 +134,16 @@ def test_every_documented_ablation_can_be_trained() -> None:
         methods = options.get("--methods", "base,odba,msrci,odba+msrci,couce").split(",")
         over = [options["--over"]] if "--over" in options else []
         keys |= {each.partition("=")[0] for each in over}
-        points = cells([words[0]], [], methods, 1, over)
+        points = study_runs([words[0]], [], methods, 1, over)
         found = [
             resolve(
                 words[0],
-                method=cell.method,
+                method=run.method,
                 assignments=parse_assignments(
-                    s.removeprefix("--set=") for s in cell.settings if "--set=" in s
+                    s.removeprefix("--set=") for s in run.settings if "--set=" in s
                 ),
             )
-            for cell in points
+            for run in points
         ]
         assert len({each.to_toml() for each in found}) == len(points)  # no two are the same
         for each in found:
@@ -169,14 +169,14 @@ def test_every_documented_ablation_can_be_trained() -> None:
 )
 def test_what_is_given_twice_is_refused(settings: list[str], over: list[str], words: str) -> None:
     with pytest.raises(CouceError, match=words):
-        cells(["demo"], settings, ["base"], 1, over)
+        study_runs(["demo"], settings, ["base"], 1, over)
 
 
 def test_other_arguments_are_another_run() -> None:
-    one = cells(["demo"], ["--epochs=1"], ["base"], 1, [])
-    other = cells(["demo"], ["--epochs=2"], ["base"], 1, [])
+    one = study_runs(["demo"], ["--epochs=1"], ["base"], 1, [])
+    other = study_runs(["demo"], ["--epochs=2"], ["base"], 1, [])
     assert one[0].name != other[0].name
-    assert cells(["demo"], ["--epochs=1"], ["base"], 1, []) == one
+    assert study_runs(["demo"], ["--epochs=1"], ["base"], 1, []) == one
 
 
 def test_other_content_of_the_same_name_is_another_run(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_other_content_of_the_same_name_is_another_run(tmp_path: Path) -> None:
     photos.mkdir()
 
     def name() -> str:
-        return cells([str(photos)], ["--config", str(config)], ["base"], 1, [])[0].name
+        return study_runs([str(photos)], ["--config", str(config)], ["base"], 1, [])[0].name
 
     names = [name(), name()]
     assert names[0] == names[1]
@@ -199,17 +199,17 @@ def test_other_content_of_the_same_name_is_another_run(tmp_path: Path) -> None:
 def test_a_name_that_stands_for_something_else_is_another_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = cells(["demo"], [], ["base", "couce-plus"], 1, [])
+    before = study_runs(["demo"], [], ["base", "couce-plus"], 1, [])
     changed = {**METHODS["couce-plus"], "odba": {"weight": 0.0}}
     monkeypatch.setitem(METHODS, "couce-plus", changed)
-    after = cells(["demo"], [], ["base", "couce-plus"], 1, [])
+    after = study_runs(["demo"], [], ["base", "couce-plus"], 1, [])
     assert [a.name == b.name for a, b in zip(before, after, strict=True)] == [True, False]
 
 
 def test_a_run_that_cannot_start(tmp_path: Path) -> None:
-    (cell,) = cells(["absent"], [], ["base"], 1, [])
+    (run,) = study_runs(["absent"], [], ["base"], 1, [])
     with pytest.raises(CouceError, match=r"the run base-seed0-\w+ failed: couce: unknown data set"):
-        list(run_cells([cell], tmp_path, 1))
+        list(run_all([run], tmp_path, 1))
 
 
 def test_spread_of_one_value_is_none() -> None:

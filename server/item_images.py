@@ -16,7 +16,7 @@ from couce.server.http.problems import Problem
 _CACHE_BYTES = 64 * 2**20
 
 
-class Pictures:
+class ItemImages:
     """Uploaded images in ``folder``, one file for each item. File names consist of hashes only."""
 
     def __init__(self, folder: Path, decoder: Decoder) -> None:
