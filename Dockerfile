@@ -5,7 +5,7 @@
 #     docker run --init -p 8000:8000 -v couce:/data couce
 #
 # /data holds model.onnx and index/. The server wants a key before it starts, because others can reach it.
-# docs/containers.md says more; scripts/try-container tries these lines where no container engine runs.
+# docs/operating.md says more; scripts/try-container tries these lines where no container engine runs.
 
 # Python 3.12 everywhere, because Ubuntu has it below the CUDA image, and Debian 12, whose glibc is older
 # than that Ubuntu's: what is fetched here runs there.

@@ -1,4 +1,4 @@
-"""The whole road in Python: train, evaluate, export, index, search, audit, serve.
+"""All steps in Python: train, evaluate, export, index, search, audit, serve.
 
 Run it as a script, or cell by cell in an editor that knows ``# %%``. It uses the drawn demo set
 and trains for one epoch, so it takes about a minute and its model is poor.

@@ -127,7 +127,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CouceError(
-            f"the server cannot listen at {host}:{port} ({reason}); choose another address with"
+            f"the server cannot listen on {host}:{port} ({reason}); choose another address with"
             " --host and --port"
         ) from None
     listening.set_inheritable(True)

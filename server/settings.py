@@ -33,9 +33,9 @@ class ServerSettings(Settings):
     index: str = Field(
         "index", description="The index: a folder, or milvus+http://host:19530/name."
     )
-    host: str = Field("127.0.0.1", description="The address to listen at.")
+    host: str = Field("127.0.0.1", description="The address to listen on.")
     port: int = Field(
-        8000, ge=0, le=65535, description="The port to listen at; 0 takes any free port."
+        8000, ge=0, le=65535, description="The port to listen on; 0 takes any free port."
     )
     workers: int = Field(1, ge=1, description="The number of processes that answer requests.")
     state: Path | None = Field(
@@ -51,7 +51,7 @@ class ServerSettings(Settings):
         description="A site whose pages may call the server, such as https://example.org."
         " Repeatable.",
     )
-    read_only: bool = Field(False, description="Refuse all changes of the gallery.")
+    read_only: bool = Field(False, description="Refuse all changes to the gallery.")
     new_index: bool = Field(False, description="Make an empty index if there is none.")
     preprocess: tuple[str, ...] = Field(
         (),
@@ -68,7 +68,7 @@ class ServerSettings(Settings):
     batch: int = Field(
         16,
         ge=1,
-        description="The largest number of images in a batch; rounded down to a power of two.",
+        description="The largest number of images in a batch, rounded down to a power of two.",
     )
     batch_wait: float = Field(
         0.005, ge=0, description="How many seconds a batch waits for images that are being decoded."
@@ -76,8 +76,8 @@ class ServerSettings(Settings):
     queue: int = Field(
         48,
         ge=1,
-        description="The largest number of images that wait to be embedded; more are refused with"
-        " 429.",
+        description="The largest number of images that wait to be embedded; further ones are"
+        " refused with status 429.",
     )
 
     max_bytes: int = Field(
@@ -86,18 +86,18 @@ class ServerSettings(Settings):
     max_upload_bytes: int = Field(
         512 * MEGABYTE,
         ge=1024,
-        description="The largest size in bytes of a data set that is sent to be evaluated.",
+        description="The largest size in bytes of a data set that is sent for evaluation.",
     )
     max_held_bytes: int = Field(
         512 * MEGABYTE,
         ge=1024,
-        description="The largest size in bytes of all requests that are being received.",
+        description="The largest total size in bytes of all requests that are being received.",
     )
     max_pixels: int = Field(
         50_000_000, ge=1, description="The largest number of pixels of an image."
     )
     max_images: int = Field(
-        64, ge=1, description="The largest number of images of a request to /embed."
+        64, ge=1, description="The largest number of images in a request to /embed."
     )
     decode_seconds: float = Field(
         10.0, gt=0, description="How many seconds the decoding of an image may take."
@@ -105,7 +105,7 @@ class ServerSettings(Settings):
     read_seconds: float = Field(
         30.0,
         gt=0,
-        description="How many seconds a request may take to arrive; large ones get more.",
+        description="How many seconds a request may take to arrive; large requests get more time.",
     )
 
     @field_validator("origin", "preprocess", mode="before")

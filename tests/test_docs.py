@@ -61,8 +61,21 @@ def test_every_setting_of_training_is_documented_with_its_default() -> None:
     assert documented == {name: json.dumps(values[name]).strip('"') for name in own}
 
 
+def test_every_included_file_is_marked_as_pymdownx_expects() -> None:
+    """Otherwise the site shows the marker instead of the example; the formatter can break it."""
+    pages = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
+    included = {
+        name: re.findall(r'^--8<-- "(examples/\w+\.py)"$', text, flags=re.MULTILINE)
+        for name, text in pages.items()
+    }
+    plugins = ["losses", "backbone", "dataset"]
+    assert included["extending.md"] == [f"examples/my_{each}.py" for each in plugins]
+    assert included["api.md"] == ["examples/road.py"]
+    assert not any(re.search(r"^--8 <", text, flags=re.MULTILINE) for text in pages.values())
+
+
 def test_links_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#]+)", prose):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -169,7 +169,7 @@ def audit_section(
             f" resampling classes. Object masks: {found.images.masks.kind}.\n\n"
             f"Kept under nuisances is the mean of kept over {', '.join(score)}.{note}"
             " Kept before another background is measured with objects that were put before the"
-            " background of an image of another class. Own less other background is R@1 before a"
+            " background of an image of another class. Own minus other background is R@1 before a"
             " background of the own class minus R@1 before one of another class. It shows how much"
             " the background says about the class. Background alone is R@1 with the object painted"
             " over; compare it with chance."
@@ -208,10 +208,10 @@ def headlines(summaries: dict[str, AuditSummary], masks: str) -> Table:
     ]
     if len(several) > 1:
         less = ("" if s.difference is None else s.difference.percent(1) for s in several)
-        rows.append(("... less that of the first model", *less))
+        rows.append(("... minus that of the first model", *less))
     rows += [
         ("kept before another background", *(each.swap.percent(1) for each in several)),
-        ("own less other background", *(each.gap.percent(1) for each in several)),
+        ("own minus other background", *(each.gap.percent(1) for each in several)),
         (
             f"background alone (chance {100 * several[0].chance:.1f})",
             *(each.alone.percent(1) for each in several),

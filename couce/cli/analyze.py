@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 analyze = typer.Typer(
     no_args_is_help=True,
-    help="Make the figures of the paper, and compare trainings.",
+    help="Make the tables and figures of the paper, and compare methods.",
     rich_markup_mode=None,
 )
 
@@ -62,7 +62,7 @@ def ablation(
         str, typer.Option(help="The methods to compare, separated by commas.")
     ] = "base,odba,msrci,odba+msrci,couce",
     seeds: Annotated[
-        int, typer.Option(min=1, help="With how many seeds to train each method.")
+        int, typer.Option(min=1, help="How many seeds to train each method with.")
     ] = 3,
     over: Annotated[
         list[str] | None,
@@ -123,7 +123,7 @@ def fourier(
 ) -> None:
     """Measure how MSRCI changes amplitudes and phases.
 
-    There is a result for each frequency ring and each schedule.
+    The changes are measured for each frequency ring and each schedule.
     """
     from couce.train.figures.fourier import fourier as analysis
 
@@ -222,7 +222,7 @@ def grid(
 def dictionary(
     runs: Runs,
     atoms: Annotated[
-        int, typer.Option(min=1, help="How many atoms of the dictionary to show.")
+        int, typer.Option(min=1, help="How many atoms (rows of the dictionary) to show.")
     ] = 6,
     images: Images = 400,
     data: Data = None,
@@ -265,7 +265,7 @@ def overhead(
 ) -> None:
     """Time training and inference with and without CouCE.
 
-    Memory is measured as well. There are also rows for ODBA alone and MSRCI alone.
+    Memory is measured as well. ODBA alone and MSRCI alone have rows of their own.
     """
     from couce.backbones import build_backbone
     from couce.machine.device import choose_device

@@ -69,7 +69,7 @@ def audit(
         )
     if len(datasets) > 1:
         raise CouceError(
-            f"an audit takes one data set, but none of these is a model: {', '.join(datasets)}"
+            f"an audit takes one data set, and these are not models: {', '.join(datasets)}"
         )
     console = Console(highlight=False, markup=False)
     with Progress(

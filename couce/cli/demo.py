@@ -5,9 +5,9 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder for everything that is written.")] = Path(
-        "demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The folder for all files that the demo writes.")
+    ] = Path("demo"),
     epochs: Annotated[
         int | None, typer.Option(min=1, help="How many epochs to train. [default: 25]")
     ] = None,
@@ -19,7 +19,10 @@ def demo(
         int, typer.Option(min=0, max=65535, help="The port of the server; 0 for any free one.")
     ] = 8000,
 ) -> None:
-    """Try all steps on a small drawn data set. They are train, export, index and serve."""
+    """Try all steps on a small drawn data set.
+
+    The steps are train, export, index and serve.
+    """
     from rich.console import Console
 
     from couce.cli.shared.tables import metrics_table

@@ -67,7 +67,7 @@ def build(
     recall: _Recall = None,
     shard: Annotated[
         str | None,
-        typer.Option(help="Index only the i-th of n parts of the files, written as i/n."),
+        typer.Option(help="Index only part i of n of the files, such as 2/3."),
     ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove items whose files are gone.")
@@ -277,7 +277,7 @@ def copy(
 
 @index.command()
 def merge(
-    target: Annotated[str, typer.Argument(help="The index that gets the items of all others.")],
+    target: Annotated[str, typer.Argument(help="The index that receives the items of all others.")],
     sources: Annotated[list[str], typer.Argument(help="The indexes to merge into it.")],
 ) -> None:
     """Merge several indexes into one, such as those of the shards of a gallery."""
@@ -315,7 +315,7 @@ def verify(address: _Address = "index") -> None:
 def plan(
     vectors: Annotated[float, typer.Option(min=1, help="The number of vectors, such as 1e9.")],
     dim: Annotated[int, typer.Option(min=1, help="The dimension of an embedding.")] = 512,
-    memory: Annotated[float, typer.Option(min=1, help="The memory of one machine in GB.")] = 64,
+    memory: Annotated[float, typer.Option(min=1, help="The memory of one machine, in GB.")] = 64,
     rate: Annotated[
         float, typer.Option(help="How many images one worker embeds per second.")
     ] = 100,

@@ -15,11 +15,14 @@ _STATE = Path("index/server")
 def new(
     name: Annotated[str, typer.Argument(help="The name of the key, for example of its owner.")],
     role: Annotated[
-        str, typer.Option(help="What the key may do: read, or admin (change the gallery too).")
+        str,
+        typer.Option(
+            help="What the key allows: read, or admin (also change the gallery and reload)."
+        ),
     ] = "read",
     rate: Annotated[
         float | None,
-        typer.Option(help="The largest number of requests a second. [default: no limit]"),
+        typer.Option(help="The largest number of requests per second. [default: no limit]"),
     ] = None,
     state: _State = _STATE,
 ) -> None:
@@ -35,7 +38,7 @@ def new(
 
 @key.command(name="list")
 def list_keys(state: _State = _STATE) -> None:
-    """List the keys' names and roles."""
+    """List the names, roles and rate limits of all keys."""
     import time
 
     from couce.server.auth import Keys
@@ -55,4 +58,4 @@ def revoke(
     from couce.server.auth import Keys
 
     Keys.in_folder(state).revoke(name)
-    typer.echo(f"The key {name!r} is revoked, for running servers, too.")
+    typer.echo(f"The key {name!r} is revoked. Running servers refuse it at once.")

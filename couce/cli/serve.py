@@ -35,8 +35,8 @@ def serve_app(function: Callable[..., None]) -> typer.Typer:
 def _serve(config: Path | None, **options: Any) -> None:
     """Serve searches over HTTP, with a web page.
 
-    Every option can also be given as a variable (--max-bytes is COUCE_MAX_BYTES) or in a TOML file
-    (max_bytes). An option wins over a variable, and a variable over the file.
+    Every option can also be given as an environment variable (--max-bytes is COUCE_MAX_BYTES) or in
+    a TOML file (max_bytes). An option wins over a variable, and a variable over the file.
     """
     from couce.server.run import serve as run
     from couce.server.settings import read_settings

@@ -56,7 +56,7 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         (["--index", "nowhere", "--workers", "2"], "couce index build"),
         (["--host", "::"], "couce key new"),
         (["--host", "::", "--workers", "2"], "couce key new"),
-        (["--host", "192.0.2.1"], "cannot listen at"),
+        (["--host", "192.0.2.1"], "cannot listen on"),
         (["--keys", "perhaps"], "'keys'"),
         (["--state", "model.onnx"], "ot a directory"),
         (["--index", "birds", "--host", "::"], "--state birds/server"),
@@ -69,7 +69,7 @@ def test_errors_at_the_start_are_sentences(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert "cannot listen at" in couce(folder, "serve", "--port", port, code=2)
+        assert "cannot listen on" in couce(folder, "serve", "--port", port, code=2)
 
 
 def test_runs_without_torch(folder: Path) -> None:
