@@ -80,9 +80,9 @@ class Embedder:
         self.threads = threads or usable_cores()
         self.batch = batch
         self.max_pixels = max_pixels
-        content = _read(self.path)
+        content = read_model(self.path)
         self.hash = hashlib.sha256(content).hexdigest()
-        self.provider, self._session = _open(content, self.path, provider, self.threads)
+        self.provider, self._session = open_session(content, self.path, provider, self.threads)
         try:
             self.info = ModelInfo.from_metadata(self._session.get_modelmeta().custom_metadata_map)
             self.preprocess = _preprocessing(self.info, preprocess)
@@ -101,12 +101,12 @@ class Embedder:
 
     def with_threads(self, threads: int) -> "Embedder":
         """A second embedder with the same model and another number of threads."""
-        content = _read(self.path)
+        content = read_model(self.path)
         if hashlib.sha256(content).hexdigest() != self.hash:
             raise CouceError(f"{self.path} was replaced since it was opened; open it again")
         other = copy.copy(self)
         other.threads = threads
-        other.provider, other._session = _open(content, self.path, self.provider, threads)
+        other.provider, other._session = open_session(content, self.path, self.provider, threads)
         return other
 
     def embed(self, sources: Iterable[Source]) -> NDArray[np.float32]:
@@ -231,7 +231,8 @@ def open_on(
     )
 
 
-def _read(path: Path) -> bytes:
+def read_model(path: Path) -> bytes:
+    """The content of an ONNX file that refers to no other file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -245,7 +246,8 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str, Any]:
+def open_session(content: bytes, path: Path, provider: str, threads: int) -> tuple[str, Any]:
+    """The short name of the provider, and a session of onnxruntime with the model on it."""
     onnxruntime = import_library("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised, so onnxruntime need not print them
@@ -258,7 +260,7 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
     # onnxruntime's own format is excluded: `refuse_external_data` can only check ONNX files.
     options.add_session_config_entry("session.load_model_format", "ONNX")
 
-    def open_session(providers: list[str]) -> Any:
+    def on(providers: list[str]) -> Any:
         session = onnxruntime.InferenceSession(
             content, options, providers=providers, enable_fallback=0
         )
@@ -267,7 +269,7 @@ def _open(content: bytes, path: Path, provider: str, threads: int) -> tuple[str,
 
     available = onnxruntime.get_available_providers()
     try:
-        return open_on(provider, available, open_session)
+        return open_on(provider, available, on)
     except CouceError:
         raise
     # The exceptions of onnxruntime have no base class of their own.

@@ -109,7 +109,9 @@ def test_one_version() -> None:
 
 def test_extras_do_not_conflict() -> None:
     extras = project()["project"]["optional-dependencies"]  # type: ignore[index]
-    assert {"cpu", "gpu", "gpu-cu13", "train", "analysis", "milvus", "ray", "dev"} == set(extras)
+    assert {"cpu", "gpu", "gpu-cu13", "train", "analysis", "masks", "milvus", "ray", "dev"} == set(
+        extras
+    )
     engines = [extras[name] for name in ("cpu", "gpu", "gpu-cu13")]
     others = [
         line for name in extras if name not in ("cpu", "gpu", "gpu-cu13") for line in extras[name]

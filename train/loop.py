@@ -27,7 +27,8 @@ from couce.method import CouCE
 from couce.method.msrci import MSRCI
 from couce.network import EmbeddingNetwork, Normalise, build_network
 from couce.preprocess import Preprocess
-from couce.train.batches import balanced_epoch, training_batches
+from couce.train.batches import Objects, balanced_epoch, training_batches
+from couce.train.objects import object_maps
 from couce.train.processes import Processes
 from couce.train.settings import TrainSettings
 
@@ -81,6 +82,7 @@ class Training:
         self.device = processes.device(settings.device)
         torch.manual_seed(settings.seed)
         self.network = network_of(settings)[0].on(self.device)
+        self.objects = self._objects()
         self.views = Views(self.network)
         if settings.compile:
             # Once is enough: torch compiles again by itself when an epoch changes the module.
@@ -111,7 +113,9 @@ class Training:
             views = self._prepare(epoch)
             plan = self._plan(epoch)
             share = self.processes.share(len(plan[0]))
-            batches = training_batches(self.train, labels, plan, settings.seed, epoch, share)
+            batches = training_batches(
+                self.train, labels, plan, settings.seed, epoch, share, self.objects
+            )
             sums: dict[str, float] = {}
             for step, batch in enumerate(batches):
                 factors = self._factors(len(plan[step]), epoch, step, share)
@@ -140,6 +144,18 @@ class Training:
                 yield Step(epoch + 1, step + 1, len(plan), len(plan[step]), total.item(), values)
             self.epoch = epoch + 1
             yield self._finish(sums)
+
+    def _objects(self) -> Objects | None:
+        """Where the objects are, by the starting weights; None if no background is replaced."""
+        settings = self.settings.backgrounds
+        if not settings.share:
+            return None
+        network = None if self.settings.weights == "none" else self.network
+        with self.processes.leader_first():
+            maps = object_maps(
+                settings.objects, network, self.train, self.folder.parent / "cache", self.device
+            )
+        return Objects(maps, settings.share)
 
     def _plan(self, epoch: int) -> list[NDArray[np.intp]]:
         labels, settings = self.train.split.labels, self.settings

@@ -4,15 +4,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from couce.audit.masks import demo_plan, open_masks
+from couce.audit.bias import background_bias
 from couce.audit.measure import ShowProgress, measure
 from couce.audit.models import open_models
 from couce.audit.report import audit_section, summarise
 from couce.data import open_dataset
 from couce.data.base import DataSet, Split
 from couce.data.demo import example_of
+from couce.errors import CouceError, unknown_name
+from couce.masks import demo_plan, open_masks
 from couce.preprocess import Preprocess
 from couce.report.section import Section
+
+PROTOCOLS = ("queries", "background-bias")
 
 
 def audit(
@@ -26,6 +30,10 @@ def audit(
     gallery: int = 6000,
     size: int = 256,
     masks: str | Path | None = None,
+    mask_model: str | Path | None = None,
+    protocol: str = "queries",
+    backgrounds: str | Path | None = None,
+    drawings: int = 5,
     count_colour: bool = False,
     seed: int = 0,
     preprocess: Preprocess | None = None,
@@ -46,20 +54,35 @@ def audit(
         gallery: about how many images to search in. Whole classes are taken.
         size: how many pixels the shorter side of an image has when it is changed. Smaller images
             keep their size.
-        masks: a folder of object masks, ``CLASS/NAME.png``. Without one, the masks of the data set
-            are used; if it has none, they are roughly estimated.
+        masks: a folder of object masks, ``CLASS/NAME.png``, or ``rembg``. Without one, the masks of
+            the data set are used; if it has none, they are roughly estimated.
+        mask_model: a salient-object network as an ONNX file, which makes the masks.
+        protocol: ``queries`` changes each query in many ways and searches it among unchanged
+            images. ``background-bias`` puts all images of the test half before other backgrounds
+            (Kobs and Hotho, 2022); it has no ``limit`` and no ``gallery``.
+        backgrounds: for ``background-bias``, a folder of images of backgrounds. The default is the
+            backgrounds of other classes.
+        drawings: for ``background-bias``, how often backgrounds are drawn.
         count_colour: whether changes of colour count as nuisances too.
         seed: the seed of all random numbers.
         preprocess: how images are prepared for ONNX models that do not describe it themselves.
         progress: a function that is called with the name of the current step, how many images are
             done, and how many there are.
     """
+    if protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+    if backgrounds is not None and protocol != "background-bias":
+        raise CouceError("--backgrounds is for --protocol background-bias; leave it out")
     opened = open_models([Path(model) for model in models], preprocess)
     found = open_dataset(dataset, data, train_classes, confounding)
+    shapes = open_masks(found, masks, mask_model)
+    if protocol == "background-bias":
+        folder = None if backgrounds is None else Path(backgrounds)
+        return background_bias(opened, found.test, shapes, folder, drawings, size, seed, progress)
     result = measure(
         opened,
         found.test,
-        open_masks(found, None if masks is None else Path(masks)),
+        shapes,
         background_names(found, found.test),
         limit,
         gallery,

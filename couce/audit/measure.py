@@ -8,25 +8,22 @@ background. They would be found because of what was pasted. All models see the s
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
-from couce.audit.interventions import (
-    INTERVENTIONS,
-    Pixels,
-    paste,
-    without_object,
-)
-from couce.audit.masks import Masks
+from couce.audit.interventions import INTERVENTIONS, Pixels
 from couce.audit.models import Model
 from couce.data.base import Split
 from couce.errors import CouceError
 from couce.machine.cores import usable_cores
+from couce.masks import Masks
+from couce.masks.backgrounds import Mask, paste, without_object
 from couce.preprocess import ImageError, open_image
 
 CLEAN = "as it is"
@@ -82,15 +79,13 @@ class AuditImages:
             image = image.resize((round(image.width * scale), round(image.height * scale)))
         return np.asarray(image)
 
-    def mask(self, index: int, pixels: Pixels) -> NDArray[np.float64]:
-        shape = self.masks.of(self.split.paths[index], Image.fromarray(pixels))
-        return np.asarray(shape) / 255.0
+    def mask(self, index: int, pixels: Pixels) -> Mask:
+        return np.asarray(self.masks.of(self.split.paths[index], Image.fromarray(pixels)))
 
-    def background(self, index: int, size: tuple[int, int]) -> Pixels:
-        """The background of an image, its object painted over, at ``size`` (width, height)."""
+    def background(self, index: int) -> Image.Image:
+        """The background of an image, with its object painted over."""
         pixels = self.load(index)
-        empty = without_object(pixels, self.mask(index, pixels))
-        return np.asarray(Image.fromarray(empty).resize(size))
+        return Image.fromarray(without_object(pixels, self.mask(index, pixels)))
 
     def changed(self, index: int, donors: Sequence[int]) -> Iterator[Pixels]:
         """The image in each form of ROWS, in this order."""
@@ -100,7 +95,7 @@ class AuditImages:
             yield each.change(pixels, np.random.default_rng((self.seed, index, number)), 1.0)
         mask = self.mask(index, pixels)
         for donor in donors:
-            yield paste(pixels, mask, self.background(donor, pixels.shape[1::-1]))
+            yield paste(pixels, mask, filling(self.background(donor), pixels))
         yield paste(pixels, mask, np.full_like(pixels, _GREY))
         yield without_object(pixels, mask)
 
@@ -124,7 +119,13 @@ def measure(
     rng = np.random.default_rng(seed)
     kept = _some_classes(test, gallery, rng)
     images = AuditImages(test.select(kept), masks, size, seed)
-    rows, alive = _embed_gallery(models, images, progress)
+    unchanged, alive = embed_views(
+        models,
+        len(images.split.paths),
+        lambda index: [images.load(index)],
+        partial(progress, "gallery"),
+    )
+    rows = [each[0] for each in unchanged]
     split = images.split = images.split.select(alive)
     named = None
     if backgrounds is not None:
@@ -178,39 +179,49 @@ def _some_classes(test: Split, images: int, rng: np.random.Generator) -> NDArray
     return np.isin(test.labels, order[:enough])
 
 
-def _embed_gallery(
-    models: Sequence[Model], images: AuditImages, progress: ShowProgress
+def filling(background: Image.Image, pixels: Pixels) -> Pixels:
+    """The background at the size of ``pixels``. Its proportions are kept, and its edges are cut."""
+    return np.asarray(ImageOps.fit(background, (pixels.shape[1], pixels.shape[0])))
+
+
+def embed_views(
+    models: Sequence[Model],
+    count: int,
+    views: Callable[[int], Iterable[Pixels]],
+    progress: Callable[[int, int], None],
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.bool_]]:
-    """The embeddings of each model, and which of the images could be decoded."""
-    total = len(images.split.paths)
+    """The embeddings of all views of images 0 to ``count`` - 1, without those that do not decode.
+
+    Returns: for each model (views, N, d), and which images could be decoded (count,).
+    """
     rows: list[list[NDArray[np.float32]]] = [[] for _ in models]
-    alive = np.zeros(total, bool)
+    alive = np.zeros(count, bool)
 
     def prepare(index: int) -> list[Pixels] | None:
         try:
-            return _prepared(models, [images.load(index)])
+            return _prepared(models, views(index))
         except ImageError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             return None
 
     with ThreadPoolExecutor(usable_cores()) as threads:
-        for start in range(0, total, _BATCH):
-            part = range(start, min(start + _BATCH, total))
+        for start in range(0, count, _BATCH):
+            part = range(start, min(start + _BATCH, count))
             prepared = list(threads.map(prepare, part))
             alive[part] = [each is not None for each in prepared]
             read = [each for each in prepared if each is not None]
             if read:
                 for number, model in enumerate(models):
-                    rows[number].append(
-                        _run(model, np.concatenate([each[number] for each in read]))
-                    )
-            progress("gallery", part.stop, total)
+                    pixels = np.stack([each[number] for each in read], axis=1)  # (views, n, ...)
+                    embedded = _run(model, pixels.reshape(-1, *pixels.shape[2:]))
+                    rows[number].append(embedded.reshape(*pixels.shape[:2], -1))
+            progress(part.stop, count)
     if not alive.any():
         raise CouceError("none of the images could be decoded")
-    return [np.concatenate(each) for each in rows], alive
+    return [np.concatenate(each, axis=1) for each in rows], alive
 
 
-def _prepared(models: Sequence[Model], views: Iterator[Pixels] | list[Pixels]) -> list[Pixels]:
+def _prepared(models: Sequence[Model], views: Iterable[Pixels]) -> list[Pixels]:
     """For each model, the views as pixels of its input size (views, crop, crop, 3)."""
     images = [Image.fromarray(view) for view in views]
     return [np.stack([model.preprocess.pixels(image) for image in images]) for model in models]

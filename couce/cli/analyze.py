@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from couce.cli.shared.options import DataFolder, Masks, Plugins, Seed
+from couce.cli.shared.options import DataFolder, MaskModel, Masks, Plugins, Seed
 
 if TYPE_CHECKING:
     from couce.report.section import Section
@@ -165,6 +165,7 @@ def gradcam(
         ),
     ] = "split",
     masks: Masks = None,
+    mask_model: MaskModel = None,
     images: Images = 400,
     data: Data = None,
     plugin: Plugins = None,
@@ -176,7 +177,8 @@ def gradcam(
     """
     from couce.train.figures.gradcam import gradcam as analysis
 
-    finish(analysis(_opened(runs, data, plugin), image or [], count, images, layer, masks), out)
+    opened = _opened(runs, data, plugin)
+    finish(analysis(opened, image or [], count, images, layer, masks, mask_model), out)
 
 
 @analyze.command()

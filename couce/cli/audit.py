@@ -6,6 +6,7 @@ import typer
 from couce.cli.shared.options import (
     Confounding,
     DataFolder,
+    MaskModel,
     Masks,
     Plugins,
     PreprocessOption,
@@ -36,6 +37,24 @@ def audit(
         int, typer.Option(min=16, help="The shorter side of the changed images, in pixels.")
     ] = 256,
     masks: Masks = None,
+    mask_model: MaskModel = None,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="What is measured: queries (each query is changed in many ways) or background-bias"
+            " (all images are put before other backgrounds)."
+        ),
+    ] = "queries",
+    backgrounds: Annotated[
+        Path | None,
+        typer.Option(
+            help="For background-bias: a folder of images of backgrounds. [default: the backgrounds"
+            " of other classes]"
+        ),
+    ] = None,
+    drawings: Annotated[
+        int, typer.Option(min=1, help="For background-bias: how often backgrounds are drawn.")
+    ] = 5,
     count_colour: Annotated[
         bool,
         typer.Option("--count-colour", help="Also count saturation, hue and grey as nuisances."),
@@ -92,6 +111,10 @@ def audit(
             gallery=gallery,
             size=size,
             masks=masks,
+            mask_model=mask_model,
+            protocol=protocol,
+            backgrounds=backgrounds,
+            drawings=drawings,
             count_colour=count_colour,
             seed=seed,
             preprocess=parse_preprocess(preprocess),

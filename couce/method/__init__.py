@@ -1,4 +1,4 @@
-"""The CouCE method: ODBA, MSRCI, the covariance penalty, and the objective that joins them."""
+"""The CouCE method: ODBA, MSRCI, the covariance penalty, backgrounds, and the whole objective."""
 
 from couce.method.covariance import covariance_penalty
 from couce.method.invariance import invariance_loss
@@ -6,6 +6,7 @@ from couce.method.msrci import MSRCI, band_strengths
 from couce.method.objective import CouCE, Objective
 from couce.method.odba import ODBA
 from couce.method.settings import (
+    BackgroundSettings,
     CovarianceSettings,
     MethodSettings,
     MSRCISettings,
@@ -15,6 +16,7 @@ from couce.method.settings import (
 __all__ = [
     "MSRCI",
     "ODBA",
+    "BackgroundSettings",
     "CouCE",
     "CovarianceSettings",
     "MSRCISettings",

@@ -49,10 +49,19 @@ class CovarianceSettings(Settings):
     space: Literal["scaled", "unit", "raw"] = "scaled"
 
 
+class BackgroundSettings(Settings):
+    # The share of a batch whose objects are put before the background of another class.
+    share: float = Field(0.0, ge=0, le=1)
+    # found: objects are found by the backbone's starting weights and by colours, without labels.
+    # Or a folder of object masks, CLASS/NAME.png.
+    objects: str = "found"
+
+
 class MethodSettings(Settings):
     odba: ODBASettings = ODBASettings()
     msrci: MSRCISettings = MSRCISettings()
     covariance: CovarianceSettings = CovarianceSettings()
+    backgrounds: BackgroundSettings = BackgroundSettings()
 
     @model_validator(mode="after")
     def _second_view(self) -> Self:

@@ -2,24 +2,19 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from couce.audit.command import background_names
 from couce.audit.interventions import (
     INTERVENTIONS,
     Intervention,
-    paste,
     scale_ring,
-    without_object,
 )
-from couce.audit.masks import Masks, estimate_mask, open_masks
 from couce.audit.measure import (
     CLEAN,
     NO_OBJECT,
@@ -36,7 +31,7 @@ from couce.audit.models import Model
 from couce.audit.report import counted, failures, summarise
 from couce.data import open_dataset
 from couce.data.base import LabelledImage, Split
-from couce.data.demo import draw, example_of, examples, object_mask, read_plan
+from couce.masks import Masks, open_masks
 from couce.metrics import retrieval_metrics
 from couce.preprocess import Preprocess
 
@@ -95,82 +90,6 @@ def test_hue_turns_colours_and_keeps_grey() -> None:
     )  # half a turn, which gives the complement
     np.testing.assert_allclose(turned[0, 0], [90, 90, 90], atol=1)
     np.testing.assert_allclose(turned[0, 1], [40, 100, 100], atol=1)
-
-
-def test_a_swap_with_a_perfect_mask_leaves_the_object_to_the_pixel() -> None:
-    plan = [each for each in examples(0.5, 3, 0) if each.half == "test"][::17]
-    for one, other in pairwise(plan):
-        pixels, donor = np.asarray(draw(one)), np.asarray(draw(other))
-        mask, donor_mask = (np.asarray(object_mask(each)) / 255.0 for each in (one, other))
-        background = without_object(donor, donor_mask)
-        swapped = paste(pixels, mask, background)
-        np.testing.assert_array_equal(swapped[mask == 1], pixels[mask == 1])
-        np.testing.assert_array_equal(swapped[mask == 0], background[mask == 0])
-        far = ndimage.maximum_filter(donor_mask, 7) == 0  # from the donor's own object
-        np.testing.assert_array_equal(swapped[(mask == 0) & far], donor[(mask == 0) & far])
-
-
-def test_a_mask_of_the_demo_is_where_the_object_is_drawn() -> None:
-    """If only the variant of the object changes, only pixels within the mask change."""
-    plan = examples(0.5, 2, 0)
-    checked = 0
-    for example in plan[::9]:
-        other = example._replace(variant=(example.variant + 1) % 8)
-        mask = np.asarray(object_mask(example)) > 0
-        difference = np.abs(np.asarray(draw(example)).astype(int) - np.asarray(draw(other)))
-        assert difference[~mask].max() == 0
-        checked += int(difference[mask].max() > 30)
-    assert checked > 5
-
-
-def test_the_fill_has_no_trace_of_the_object_and_keeps_the_rest() -> None:
-    pixels = np.full((40, 60, 3), (40, 120, 200), np.uint8)
-    pixels[10:30, 20:40] = (250, 10, 10)
-    mask = np.zeros((40, 60))
-    mask[10:30, 20:40] = 1
-    np.testing.assert_allclose(
-        without_object(pixels, mask), np.full_like(pixels, (40, 120, 200)), atol=1
-    )
-    assert without_object(pixels, np.ones((40, 60))).shape == pixels.shape  # nothing is known
-    sloped = np.tile(np.linspace(0, 250, 60)[None, :, None], (40, 1, 3)).astype(np.uint8)
-    filled = without_object(sloped, mask).astype(int)
-    np.testing.assert_array_equal(filled[:, :15], sloped[:, :15])
-    assert np.abs(filled - sloped).max() < 60  # the fill continues the slope around it
-
-
-def test_estimated_masks_find_the_objects_of_the_demo() -> None:
-    overlaps, guesses = [], []
-    middle = np.hypot(*np.mgrid[-1:1:64j, -1:1:64j]) < 0.65
-    for example in [each for each in examples(0.5, 4, 0) if each.half == "test"][::6]:
-        truth = np.asarray(object_mask(example)) > 127
-        found = np.asarray(estimate_mask(draw(example))) > 127
-        overlaps.append((truth & found).sum() / (truth | found).sum())
-        guesses.append((truth & middle).sum() / (truth | middle).sum())
-    assert np.mean(overlaps) > 0.7 > 0.5 > np.mean(guesses)
-    assert estimate_mask(Image.new("RGB", (50, 30), "red")).size == (50, 30)  # there is no object
-
-
-def test_where_masks_come_from(pictures: Path, tmp_path: Path) -> None:
-    data = open_dataset("demo", pictures)
-    assert open_masks(data).kind == "drawn with the images"
-    path = data.test.paths[0]
-    drawn = open_masks(data).of(path, Image.open(path))
-    assert drawn == object_mask(example_of(path, read_plan(pictures)))
-    assert open_masks(open_dataset(str(pictures))).kind == "drawn with the images"
-    plain = open_dataset(
-        str(pictures / "test")
-    )  # class folders without a recipe are not a demo set
-    assert open_masks(plain).kind.startswith("estimated")
-    folder = tmp_path / "segmentations" / path.parent.name
-    folder.mkdir(parents=True)
-    drawn.save(folder / f"{path.stem}.png")
-    annotated = open_masks(plain, tmp_path / "segmentations")
-    assert annotated.of(path, Image.open(path)) == drawn
-    with pytest.raises(ValueError, match="has no mask"):
-        annotated.of(data.test.paths[-1], Image.open(path))
-    Image.new("L", drawn.size, 1).save(folder / f"{path.stem}.png")  # class numbers instead of 255
-    with pytest.raises(ValueError, match="save masks with 255 for the object"):
-        annotated.of(path, Image.open(path))
 
 
 def test_the_search_is_that_of_the_metrics() -> None:

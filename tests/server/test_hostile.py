@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,8 +319,10 @@ def test_a_decoder_that_is_killed_is_replaced(server: Server) -> None:
         wait_for(server.decoders)
         with suppress(ProcessLookupError, IndexError):  # it has ended, or not started
             os.kill(server.decoders()[0], signal.SIGKILL)
-        # If two processes died in a row, the server would take the image for the cause.
-        time.sleep(0.5)
+        # If two processes died in a row, the server would take the image for the cause. So each
+        # client first gets an answer to an image that it sent after the kill.
+        enough = found.total() + 2 * len(threads)
+        wait_for(partial(lambda enough: found.total() >= enough, enough))
     stop.set()
     for each in threads:
         each.join()

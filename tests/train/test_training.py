@@ -25,7 +25,7 @@ from couce.train.processes import Processes
 from couce.train.run import Data, run_training
 from couce.train.settings import TrainSettings, parse_assignments, resolve
 
-# An epoch takes about a second, and every part of the method is in use.
+# An epoch takes about a second.
 SMALL = {"dim": 16, "batch_classes": 6, "batch_images": 2, "epochs": 3, "evaluate_every": 1}
 
 
@@ -38,7 +38,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(pictures: Path, out: Path, **settings: Any) -> list[str]:
-    chosen = [f"--set={key}={value}" for key, value in {**SMALL, **settings}.items()]
+    # Every part of the method is in use.
+    given = {**SMALL, "backgrounds.share": 0.5, **settings}
+    chosen = [f"--set={key}={value}" for key, value in given.items()]
     return ["-m", "couce", "train", "demo", "--data", str(pictures), "--out", str(out), *chosen]
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from couce.audit.masks import Masks, open_masks
 from couce.data.base import Split
 from couce.errors import CouceError, unknown_name
+from couce.masks import Masks, open_masks
 from couce.network import EmbeddingNetwork
 from couce.preprocess import open_image
 from couce.report.plots import Cell, sheet
@@ -151,7 +151,8 @@ def gradcam(
     count: int = 6,
     images: int = 400,
     layer: str = "split",
-    masks: Path | None = None,
+    masks: str | Path | None = None,
+    mask_model: str | Path | None = None,
 ) -> Section:
     """Heat maps of the test images in ``paths``, or of ``count`` test images if it is empty.
 
@@ -162,7 +163,7 @@ def gradcam(
     run = runs[0]
     reference = sample(run.data.test, images, images // 4)
     chosen = _chosen(run.data.test, reference, paths, count)
-    shapes = open_masks(run.data, masks)
+    shapes = open_masks(run.data, masks, mask_model)
     heads, columns, shares = ["image"], [], {}
     drawn = [run.preprocess.pixels(open_image(path)) for path in chosen.paths]
     columns.append([Cell(p, chosen.names[c]) for p, c in zip(drawn, chosen.labels, strict=True)])

@@ -36,10 +36,18 @@ Plugins = Annotated[
     ),
 ]
 Masks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|rembg",
+        help="A folder of object masks, CLASS/NAME.png. Or rembg: the network of that package makes"
+        " them. [default: the masks of the data set, or a rough estimate]",
+    ),
+]
+MaskModel = Annotated[
     Path | None,
     typer.Option(
-        help="A folder of object masks, CLASS/NAME.png. [default: the masks of the data set, or a"
-        " rough estimate]"
+        help="An ONNX file of a salient-object network, such as U2-Net, ISNet or BiRefNet, that"
+        " makes the object masks."
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]

@@ -1,0 +1,139 @@
+"""Object maps of the training images, and images before the backgrounds of other classes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from couce.data import open_dataset
+from couce.data.base import Split
+from couce.data.demo import example_of, object_mask, read_plan
+from couce.data.images import ImageStore
+from couce.errors import CouceError
+from couce.masks import masks_in
+from couce.masks.backgrounds import paste, without_object
+from couce.network import build_network
+from couce.preprocess import Preprocess
+from couce.train.batches import Objects, draw_donors, training_batches
+from couce.train.objects import object_maps
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def store(pictures: Path) -> ImageStore:
+    split = open_dataset("demo", pictures).train
+    return ImageStore(split, Preprocess(resize=64, crop=48), "ram")
+
+
+def overlap(maps: np.ndarray, store: ImageStore, pictures: Path) -> float:
+    """The mean intersection over union with the true masks."""
+    plan, found = read_plan(pictures), []
+    for path, each in zip(store.split.paths, maps, strict=True):
+        truth = np.asarray(object_mask(example_of(path, plan)).resize(each.shape)) > 127
+        found.append(((each > 127) & truth).sum() / ((each > 127) | truth).sum())
+    return float(np.mean(found))
+
+
+def test_objects_of_the_demo_are_found(store: ImageStore, pictures: Path, tmp_path: Path) -> None:
+    maps = object_maps("found", None, store, tmp_path, CPU)
+    assert overlap(maps, store, pictures) > 0.75
+    # The second time, they are read.
+    (kept,) = tmp_path.glob("*.objects.npy")
+    np.save(kept, np.zeros_like(maps))
+    assert not object_maps("found", None, store, tmp_path, CPU).any()
+
+
+def test_a_network_is_evidence_of_objects(store: ImageStore, tmp_path: Path) -> None:
+    """Its map is strong only where the image is red, so the red object is found, not the green."""
+    pixels = np.full((64, 64, 3), 90, np.uint8)
+    pixels[16:48, 4:26] = (220, 30, 30)
+    pixels[16:48, 38:60] = (30, 220, 30)
+    path = tmp_path / "a" / "1.png"
+    path.parent.mkdir()
+    Image.fromarray(pixels).save(path)
+    split = Split((path,), np.zeros(1, np.intp), ("a",))
+    images = ImageStore(split, store.preprocess)
+    network, _ = build_network("tiny", None, "none", 8, "avg", 64, 48)
+
+    class Red(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            red = (x[:, :1] - x[:, 1:2]).clamp(min=0)
+            return torch.nn.functional.avg_pool2d(red, 8)
+
+    network.backbone.stage1 = torch.nn.Sequential()
+    network.backbone.stage2 = Red()  # type: ignore[assignment]
+    (found,) = object_maps("found", network, images, tmp_path / "cache", CPU) > 127
+    assert found[32:96, 8:52].mean() > 0.8 > 0.2 > found[32:96, 76:120].mean()
+
+
+def test_masks_of_a_folder_are_taken(store: ImageStore, pictures: Path, tmp_path: Path) -> None:
+    plan = read_plan(pictures)
+    for path in store.split.paths:
+        target = tmp_path / path.parent.name / path.name
+        target.parent.mkdir(exist_ok=True)
+        object_mask(example_of(path, plan)).save(target)
+    maps = object_maps(str(tmp_path), None, store, tmp_path / "cache", CPU)
+    assert overlap(maps, store, pictures) > 0.99
+    with pytest.raises(CouceError, match="no folder of masks"):
+        object_maps(str(tmp_path / "absent"), None, store, tmp_path, CPU)
+    (tmp_path / store.split.paths[0].parent.name / store.split.paths[0].name).unlink()
+    with pytest.raises(CouceError, match="has no mask"):
+        object_maps(str(tmp_path), None, store, tmp_path, CPU)
+
+
+def test_donors_are_of_another_class_and_as_many_as_asked_for() -> None:
+    labels = np.repeat(np.arange(40), 3)
+    rng = np.random.default_rng(0)
+    drawn = np.stack([draw_donors(labels, 0.5, rng) for _ in range(200)])
+    taken = drawn >= 0
+    assert taken.mean() == pytest.approx(0.5, abs=0.02)
+    assert not np.any((labels[drawn] == labels[None])[taken])
+    assert len(np.unique(drawn[taken])) == len(labels)  # every image lends its background
+
+
+def test_a_batch_is_that_of_plain_loops(store: ImageStore) -> None:
+    """Every image again, one by one: crop, donor, mask, paste."""
+    rng = np.random.default_rng(0)
+    maps = (rng.random((len(store.split.paths), 64, 64)) > 0.5).astype(np.uint8) * 255
+    maps[0] = 0  # an image without an object stays as it is
+    labels = store.split.labels
+    plan = [np.arange(0, len(labels), 3), np.arange(1, len(labels), 3)]
+    objects = Objects(maps, 0.6)
+    batches = list(training_batches(store, labels, plan, 7, 2, objects=objects))
+    halves = [
+        list(training_batches(store, labels, plan, 7, 2, part, objects))
+        for part in (slice(0, 10), slice(10, None))
+    ]
+    images = [store.load(index) for index in range(len(labels))]
+
+    def cut(pixels: np.ndarray, crop: np.ndarray) -> np.ndarray:
+        top, left, mirrored = crop
+        part = pixels[top : top + 48, left : left + 48]
+        return np.ascontiguousarray(part[:, ::-1] if mirrored else part)
+
+    replaced = 0
+    for step, chosen in enumerate(plan):
+        joined = np.concatenate([half[step].pixels for half in halves])
+        np.testing.assert_array_equal(batches[step].pixels, joined)  # as in several processes
+        crops = np.random.default_rng((7, 2, 1, step)).integers(0, (17, 17, 2), (len(chosen), 3))
+        donors = draw_donors(labels[chosen], 0.6, np.random.default_rng((7, 2, 4, step)))
+
+        for place, pixels in enumerate(batches[step].pixels):
+            expected, mask = (cut(each[chosen[place]], crops[place]) for each in (images, maps))
+            donor = donors[place]
+            if donor >= 0 and mask.any():
+                lent = [cut(each[chosen[donor]], crops[donor]) for each in (images, maps)]
+                expected = paste(expected, mask, without_object(*lent))
+                replaced += 1
+            np.testing.assert_array_equal(pixels, expected)
+    assert replaced > 10
+
+
+def test_masks_in_reads_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("L", (10, 10), 255).save(tmp_path / "a" / "1.png")
+    read = masks_in(tmp_path)
+    assert np.asarray(read(Path("x/a/1.jpg"), Image.new("RGB", (20, 30)))).shape == (30, 20)
