@@ -15,7 +15,7 @@ import torch
 
 from couce import __version__, checkpoint, plugins
 from couce.data import check_counts, open_dataset
-from couce.data.base import Split
+from couce.data.base import DataSet, Split
 from couce.data.images import ImageStore
 from couce.errors import CouceError
 from couce.evaluate import KS, evaluate_network
@@ -269,6 +269,12 @@ def _hold_out(train: Split, settings: TrainSettings) -> tuple[Split, Split | Non
             )
     held = np.isin(train.labels, chosen)
     return train.select(~held), train.select(held)
+
+
+def judged_split(data: DataSet, settings: TrainSettings) -> Split:
+    """The images that the metrics of a run are of: the test half, or the held-out classes."""
+    _, held_out = _hold_out(data.train, settings)
+    return data.test if settings.test or held_out is None else held_out
 
 
 def _describe(folder: Path, data: Data, settings: TrainSettings, training: Training) -> None:

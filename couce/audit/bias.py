@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from couce.report.plots import Cell, sheet
 from couce.report.section import Section, Table
 
 _SHOWN = 6  # images in the picture of the report
-_SHOWN_METRICS = ("R@1", "MAP@R")
+_METRICS = ("R@1", "MAP@R")
 
 
 class Replaced(NamedTuple):
@@ -106,7 +106,18 @@ class Backgrounds:
         return filling(Image.open(io.BytesIO(self._kept[index] or b"")), pixels)
 
 
-def background_bias(
+class Bias(NamedTuple):
+    """What the protocol found."""
+
+    found: dict[str, Replaced]  # by the name of the model
+    images: AuditImages
+    total: int  # how many images were searched
+    without_mask: int  # of these, how many keep their background because no object is visible
+    backgrounds: str  # where the backgrounds come from
+    shown: list[list[Pixels]]  # some images, each as it is and in all drawings
+
+
+def measure_bias(
     models: Sequence[Model],
     test: Split,
     masks: Masks,
@@ -115,13 +126,13 @@ def background_bias(
     size: int = 256,
     seed: int = 0,
     progress: ShowProgress = lambda *_: None,
-) -> Section:
+) -> Bias:
     """The metrics of each model on the images as they are, and before other backgrounds."""
     if len(test.names) < 2:
         raise CouceError("other backgrounds come from other classes; there must be at least two")
-    images = AuditImages(test, masks, size, seed)
     if backgrounds is not None and not backgrounds.is_dir():
         raise CouceError(f"there is no folder of backgrounds at {backgrounds}; check the path")
+    images = AuditImages(test, masks, size, seed)
     files = [] if backgrounds is None else image_files(backgrounds)
     if backgrounds is not None and not files:
         raise CouceError(f"there are no images in {backgrounds}; name a folder of backgrounds")
@@ -129,7 +140,6 @@ def background_bias(
     others.prepare(progress)
     rng = np.random.default_rng(seed)
     drawn = np.stack([others.draw(rng) for _ in range(drawings)], axis=1)  # (N, drawings)
-
     visible = np.ones(len(test.paths), bool)
 
     def views(index: int) -> Iterator[Pixels]:
@@ -147,30 +157,21 @@ def background_bias(
             f"no mask covers {LEAST:.0%} of its image, so no background can be replaced; look at"
             f" the masks ({masks.kind})"
         )
-    labels = test.labels[alive]
-    found = {
-        model.name: Replaced(*_metrics(rows, labels))
-        for model, rows in zip(models, embedded, strict=True)
-    }
     shown = rng.permutation(np.flatnonzero(alive & visible))[:_SHOWN]
-    about = (
-        f"The {len(labels)} images of the test half are put before random other backgrounds"
-        f" ({len(files)} images of {backgrounds})."
-        if files
-        else f"The {len(labels)} images of the test half are put before the backgrounds of random"
-        " images of other classes, whose objects are painted over."
-    )
-    return _section(
-        found,
-        f"{about} Queries and gallery are both changed. This is drawn {drawings} times, and the"
-        " metrics are means over the drawings; the deviation between drawings stands behind them."
-        f" Lost is the share of the clean MAP@R. Object masks: {masks.kind}. In"
-        f" {(alive & ~visible).sum()} images the mask covers less than {LEAST:.0%}; they keep their"
-        " background. The values are in percent. The protocol is that of Kobs and Hotho (2022).",
-        sheet(
-            [[Cell(view) for view in views(index)] for index in shown.tolist()], _heads(drawings)
+    return Bias(
+        found={
+            model.name: Replaced(*_metrics(rows, test.labels[alive]))
+            for model, rows in zip(models, embedded, strict=True)
+        },
+        images=images,
+        total=int(alive.sum()),
+        without_mask=int((alive & ~visible).sum()),
+        backgrounds=(
+            f"{len(files)} images of {backgrounds}"
+            if files
+            else "those of random images of other classes, whose objects are painted over"
         ),
-        {"masks": masks.kind, "size": size, "seed": seed, "without mask": int((~visible).sum())},
+        shown=[list(views(index)) for index in shown.tolist()],
     )
 
 
@@ -182,39 +183,47 @@ def _metrics(
     return clean, drawings
 
 
-def _heads(drawings: int) -> list[str]:
-    return ["as it is", *(f"drawing {n}" for n in range(1, drawings + 1))]
-
-
-def _section(
-    found: dict[str, Replaced], about: str, picture: Image.Image, values: dict[str, Any]
-) -> Section:
+def bias_section(bias: Bias) -> Section:
+    drawings = len(bias.shown[0]) - 1
     rows = [
         (
             name,
-            *(f"{100 * each.clean[metric]:.2f}" for metric in _SHOWN_METRICS),
-            *(f"{100 * each.mean(metric):.2f}" for metric in _SHOWN_METRICS),
+            *(f"{100 * each.clean[metric]:.2f}" for metric in _METRICS),
+            *(f"{100 * each.mean(metric):.2f}" for metric in _METRICS),
             f"{100 * each.deviation('MAP@R'):.2f}",
             f"{100 * each.lost('MAP@R'):.1f}",
         )
-        for name, each in found.items()
+        for name, each in bias.found.items()
     ]
+    replaced = [f"{metric}, replaced" for metric in _METRICS]
+    heads = ["as it is", *(f"drawing {number}" for number in range(1, drawings + 1))]
     return Section(
         name="background-bias",
         title="Before other backgrounds",
-        about=about,
+        about=(
+            f"{bias.total} images are put before other backgrounds: {bias.backgrounds}. Queries and"
+            f" gallery are both changed. This is drawn {drawings} times. The values are in percent:"
+            " means over the drawings, the deviation of MAP@R between drawings, and the share of"
+            f" the clean MAP@R that is lost. Object masks: {bias.images.masks.kind}. In"
+            f" {bias.without_mask} images the mask covers less than {LEAST:.0%}; they keep their"
+            " background. The protocol is that of Kobs and Hotho (2022)."
+        ),
         tables=[
-            Table(
-                columns=(
-                    "",
-                    *_SHOWN_METRICS,
-                    *(f"{metric}, replaced" for metric in _SHOWN_METRICS),
-                    "± of MAP@R",
-                    "MAP@R lost",
-                ),
-                rows=tuple(rows),
+            Table(columns=("", *_METRICS, *replaced, "± of MAP@R", "MAP@R lost"), rows=tuple(rows))
+        ],
+        pictures=[
+            (
+                sheet([list(map(Cell, views)) for views in bias.shown], heads),
+                "Images of the test half, each before the backgrounds that it got.",
             )
         ],
-        pictures=[(picture, "Test images, each before the backgrounds that it got.")],
-        values={**values, "models": found},
+        values={
+            "masks": bias.images.masks.kind,
+            "backgrounds": bias.backgrounds,
+            "size": bias.images.size,
+            "seed": bias.images.seed,
+            "images": bias.total,
+            "without mask": bias.without_mask,
+            "models": bias.found,
+        },
     )

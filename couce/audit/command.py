@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from couce.audit.bias import background_bias
+from couce.audit.bias import bias_section, measure_bias
 from couce.audit.measure import ShowProgress, measure
 from couce.audit.models import open_models
 from couce.audit.report import audit_section, summarise
@@ -78,7 +78,9 @@ def audit(
     shapes = open_masks(found, masks, mask_model)
     if protocol == "background-bias":
         folder = None if backgrounds is None else Path(backgrounds)
-        return background_bias(opened, found.test, shapes, folder, drawings, size, seed, progress)
+        return bias_section(
+            measure_bias(opened, found.test, shapes, folder, drawings, size, seed, progress)
+        )
     result = measure(
         opened,
         found.test,

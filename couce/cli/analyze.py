@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +74,15 @@ def ablation(
     ] = None,
     data: DataFolder = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs to train at the same time.")] = 1,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Also measure how much each run depends on backgrounds, as `couce audit`.",
+        ),
+    ] = False,
+    masks: Masks = None,
+    mask_model: MaskModel = None,
     out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("studies"),
     report: Annotated[
         Path, typer.Option(help="The folder for the table, the chart and report.html.")
@@ -87,6 +97,15 @@ def ablation(
         raise CouceError(
             f"name the data set before {dataset}: couce analyze ablation demo {dataset} ..."
         )
+    if (masks or mask_model) and not audit:
+        raise CouceError(
+            "--masks and --mask-model are for the audit; add --audit, or leave them out"
+        )
+    audited = None
+    if audit:
+        from couce.train.studies.audits import audit_runs
+
+        audited = partial(audit_runs, masks=masks, mask_model=mask_model)
     rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],
         context.args,
@@ -95,6 +114,7 @@ def ablation(
         over or [],
         out,
         jobs,
+        audited,
     )
     finish(ablation_section(rows, seeds, over or [], judged), report)
     name = section_name(over or [])

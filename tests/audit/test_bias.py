@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from couce.audit.bias import background_bias
+from couce.audit.bias import measure_bias
 from couce.audit.models import Model
 from couce.data import open_dataset
 from couce.data.base import Split
@@ -48,7 +48,7 @@ def test_only_backgrounds_change_and_they_are_those_of_other_classes(confounded:
     data = open_dataset("demo", confounded)
     masks, split = open_masks(data), data.train
     recorder = Recorder()
-    section = background_bias([recorder.model()], split, masks, drawings=2, size=64)
+    bias = measure_bias([recorder.model()], split, masks, drawings=2, size=64)
     images = [np.asarray(Image.open(path)) for path in split.paths]
     shapes = [
         np.asarray(masks.of(path, Image.fromarray(image)))
@@ -78,7 +78,7 @@ def test_only_backgrounds_change_and_they_are_those_of_other_classes(confounded:
     assert not np.any(labels[donors] == np.repeat(labels, 2))
     assert len(set(donors)) > len(images) / 2
     # The metrics are those of all rows together.
-    found = section.values["models"]["recorder"]
+    found = bias.found["recorder"]
     rows = recorder.run(np.stack(views[0]))
     assert found.clean == retrieval_metrics(rows, labels, nmi=False)
     expected = [retrieval_metrics(recorder.run(np.stack(v)), labels, nmi=False) for v in views[1:]]
@@ -97,14 +97,14 @@ def test_an_image_without_a_visible_object_keeps_its_background(confounded: Path
 
     recorder = Recorder()
     masks = Masks("of one image", first_only)
-    section = background_bias([recorder.model()], split, masks, drawings=1, size=64)
-    assert section.values["without mask"] == len(split.paths) - 1
+    bias = measure_bias([recorder.model()], split, masks, drawings=1, size=64)
+    assert bias.without_mask == len(split.paths) - 1
     clean, replaced = np.concatenate(recorder.seen)[:64].reshape(2, 32, 64, 64, 3)
     same = (clean == replaced).all(axis=(1, 2, 3))
     assert same.tolist() == [False] + [True] * 31
     nothing = Masks("empty", lambda _, image: Image.new("L", image.size))
     with pytest.raises(CouceError, match="no mask covers 1% of its image"):
-        background_bias([recorder.model()], split, nothing, drawings=1, size=64)
+        measure_bias([recorder.model()], split, nothing, drawings=1, size=64)
 
 
 def test_backgrounds_can_come_from_a_folder(confounded: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_backgrounds_can_come_from_a_folder(confounded: Path, tmp_path: Path) ->
     (tmp_path / "broken.png").write_bytes(b"no image")
     recorder = Recorder()
     with pytest.warns(UserWarning, match="left out"):
-        background_bias([recorder.model()], split, everything, tmp_path, drawings=1, size=64)
+        measure_bias([recorder.model()], split, everything, tmp_path, drawings=1, size=64)
     replaced = np.concatenate(recorder.seen)[32:64]  # the second view of the first 32 images
     assert np.abs(replaced.mean(axis=(0, 1, 2)) - (0, 200, 0)).max() < 12
 
@@ -144,4 +144,4 @@ def test_one_class_is_a_sentence(confounded: Path) -> None:
     one = split.select(split.labels == 0)
     assert isinstance(one, Split)
     with pytest.raises(ValueError, match="at least two"):
-        background_bias([Recorder().model()], one, Masks("", lambda _, image: image))
+        measure_bias([Recorder().model()], one, Masks("", lambda _, image: image))

@@ -6,7 +6,7 @@ tables of its appendix that need new trainings. docs/figures.md lists the comman
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from couce.errors import unknown_name
 from couce.report.plots import draw, grouped
 from couce.report.section import Section, Table
 from couce.train.settings import METHODS
+from couce.train.studies.audits import AUDITED
 from couce.train.studies.runs import Spread, StudyRun, run_all, study_runs, summarise
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,14 @@ def ablation(
     over: Sequence[str],
     folder: Path,
     jobs: int,
+    audited: Callable[[Iterable[Path]], Mapping[Path, Mapping[str, float]]] | None = None,
 ) -> tuple[dict[str, dict[str, Spread]], str]:
     """Trains the missing runs. Returns the spread of the metrics, and the images they are of.
 
     These images are the test half or, with ``test = false`` among the settings, the held-out
     classes. The metrics are those of the last epoch: choosing the best epoch by the same metrics
     would flatter all methods. The results of each run are written to ``folder``, to a JSON file
-    with the name of the section.
+    with the name of the section. ``audited`` adds metrics to those of the runs, by their folders.
     """
     for method in methods:
         if method not in METHODS:
@@ -51,12 +53,19 @@ def ablation(
         r1 = 100 * result["last"]["metrics"]["R@1"]
         log.info("%d/%d  %s  R@1 %.1f", len(done), len(todo), run.name, r1)
     done.sort(key=lambda pair: order[pair[0]])
+    audits = {} if audited is None else audited([folder / run.name for run, _ in done])
     rows = summarise(
-        ((run, result["last"]["metrics"]) for run, result in done),
+        (
+            (run, {**result["last"]["metrics"], **audits.get(folder / run.name, {})})
+            for run, result in done
+        ),
         lambda run: " ".join([*run.over, run.method]),
     )
     content = {
-        "runs": [{**run._asdict(), "name": run.name, **result} for run, result in done],
+        "runs": [
+            {**run._asdict(), "name": run.name, **result, "audit": audits.get(folder / run.name)}
+            for run, result in done
+        ],
         "rows": {
             row: {name: value._asdict() for name, value in metrics.items()}
             for row, metrics in rows.items()
@@ -93,7 +102,7 @@ def ablation_section(
             + " The metrics are those of the last epoch, not of the best one:"
             f" choosing an epoch by the {judged} would flatter all methods."
         ),
-        tables=[spread_table(rows, seeds > 1)],
+        tables=_tables(rows, seeds > 1),
         pictures=[(_picture(rows, over), "The mean, with one sample deviation to either side.")],
         values={
             "seeds": seeds,
@@ -139,18 +148,30 @@ def _picture(rows: dict[str, dict[str, Spread]], over: Sequence[str]) -> Image.I
     return draw(paint, columns=2)
 
 
-def spread_table(rows: dict[str, dict[str, Spread]], several: bool) -> Table:
-    """The paper's five metrics in percent. With ``several`` seeds: mean ± sample deviation."""
+def _tables(rows: dict[str, dict[str, Spread]], several: bool) -> list[Table]:
+    """The metrics and, if the runs were audited, how much they depend on backgrounds."""
+    tables = [spread_table(rows, METRICS, several)]
+    if all(AUDITED[0] in metrics for metrics in rows.values()):
+        title = "Audit of backgrounds, in percent (points for the difference)"
+        tables.append(spread_table(rows, AUDITED, several, title))
+    return tables
+
+
+def spread_table(
+    rows: dict[str, dict[str, Spread]], metrics: Sequence[str], several: bool, title: str = ""
+) -> Table:
+    """Metrics in percent. With ``several`` seeds: mean ± sample deviation."""
     return Table(
-        columns=("", *METRICS),
+        title=title,
+        columns=("", *metrics),
         rows=tuple(
             (
                 name,
                 *(
                     f"{100 * v.mean:.1f}" + (f"±{100 * v.deviation:.1f}" if several else "")
-                    for v in map(metrics.__getitem__, METRICS)
+                    for v in map(found.__getitem__, metrics)
                 ),
             )
-            for name, metrics in rows.items()
+            for name, found in rows.items()
         ),
     )

@@ -18,6 +18,7 @@ from couce.train.figures.confounding import analyse, variances
 from couce.train.figures.runs import open_run
 from couce.train.settings import METHODS, parse_assignments, resolve
 from couce.train.studies.ablation import METRICS, ablation_section
+from couce.train.studies.audits import AUDITED
 from couce.train.studies.runs import Spread, run_all, study_runs
 
 Call = Callable[..., tuple[int, str, str]]
@@ -44,6 +45,40 @@ def test_a_study_says_what_was_measured() -> None:
         about = ablation_section({"base": spread}, 3, [], judged).about
         assert about.startswith(f"{judged.capitalize()}, last epoch, in percent: mean")
         assert f"by the {judged} would flatter" in about
+
+
+def test_a_study_audits_its_runs(tmp_path: Path, study: Call, call: Call) -> None:
+    pictures = write_demo(tmp_path / "demo", per_class=4)
+    out = tmp_path / "studies"
+    arguments = ["--methods", "base,bgaugment", "--seeds", "1", "--jobs", "2"]
+    code, said, complained = study(pictures, out, *arguments, "--audit")
+    assert code == 0, said + complained
+    assert "Audit of backgrounds" in said
+    content = json.loads((out / "ablation.json").read_text())
+    for run in content["runs"]:
+        assert set(run["audit"]) == set(AUDITED)
+        # As `couce audit` finds it.
+        command = ["audit", out / run["name"], "demo", "--data", pictures, "--out", tmp_path / "a"]
+        for protocol in ("queries", "background-bias"):
+            assert call(*command, "--protocol", protocol)[0] == 0
+        queries = json.loads((tmp_path / "a" / "audit.json").read_text())["values"]["models"]
+        bias = json.loads((tmp_path / "a" / "background-bias.json").read_text())["values"]["models"]
+        (one,), (other,) = queries.values(), bias.values()
+        assert run["audit"]["own minus other background"] == pytest.approx(one["gap"]["value"])
+        assert run["audit"]["background alone"] == pytest.approx(one["alone"]["value"])
+        mean = statistics.fmean(each["MAP@R"] for each in other["drawings"])
+        assert run["audit"]["MAP@R, replaced"] == pytest.approx(mean)
+    # A second call reads the kept audits.
+    kept = out / content["runs"][0]["name"] / "audit.json"
+    changed = json.loads(kept.read_text())
+    changed["audit"]["background alone"] = 0.75
+    kept.write_text(json.dumps(changed))
+    code, said, complained = study(pictures, out, *arguments, "--audit")
+    rows = json.loads((out / "ablation.json").read_text())["rows"]
+    assert rows["base"]["background alone"]["mean"] == 0.75
+    code, said, complained = study(pictures, out, *arguments, "--masks", str(tmp_path))
+    assert code == 2
+    assert "add --audit" in complained
 
 
 def test_a_study_from_start_to_table(tmp_path: Path, study: Call) -> None:
