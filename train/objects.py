@@ -1,25 +1,31 @@
 """Where the objects of the training images are: found without labels, or read from a folder.
 
-In a pretrained network, the last feature map is strongest where the object is. This *evidence* is
-the prior of :mod:`couce.masks.estimate`, which finds the outline by the colours of the image. It is
-done once, before the training, with the starting weights. Without pretrained weights, colours and
-place are the only evidence.
+In a pretrained network, the last feature map is strongest where the object is. For a sample of the
+images, this is the prior of :mod:`couce.masks.estimate`, which finds the outline by the colours of
+the image. Then a linear function of the feature map at the split learns these estimates. What only
+some estimates get wrong, it does not learn, so its output is a better prior, with which the objects
+of all images are found. FOUND (Siméoni et al., CVPR 2023) trains its one layer in the same way.
+
+This is done once, before the training, with the starting weights. Without pretrained weights,
+colours and place are the only evidence.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from couce.data.images import ImageStore
-from couce.errors import CouceError
 from couce.files import replace_file
 from couce.machine.cores import usable_cores
 from couce.masks import masks_in
@@ -30,12 +36,19 @@ log = logging.getLogger(__name__)
 
 _SIDE = 128  # pixels of a map
 _BATCH = 64
-# The log-odds of the object where the feature map is as strong as its mean, in its deviations. So
-# about a tenth of the cells are more likely object than not.
+_SAMPLE = 2000  # images that the linear function learns from
+_GRID = 16  # cells of a side of the feature map that it sees, at most
+# The log-odds of the object where the last map is as strong as in the mean of its image, if its
+# strength is measured in deviations: about a tenth of the cells are more likely object than not.
 _RARE = 1.8
-_PLACE = 0.5  # how much the place counts beside the feature map
+_PLACE = 0.5  # how much the place counts beside the strength
+_RIDGE = 0.01  # relative to the variance of a channel
+_STEEP = 6.0  # the log-odds for each unit of the linear function, which is ½ where it is undecided
+
+_VERSION = 1  # to be raised when other objects are found
 
 
+@torch.inference_mode()
 def object_maps(
     objects: str,
     network: EmbeddingNetwork | None,
@@ -48,24 +61,143 @@ def object_maps(
     ``objects`` is ``found``, or a folder of masks. ``network`` has pretrained weights; None if
     there are none. Found maps are kept in ``folder``.
     """
+    paths = store.split.paths
     if objects != "found":
-        return _all(store, masks_in(Path(objects)))
+        mask = masks_in(Path(objects))
+        return _in_threads(store, range(len(paths)), lambda i, image: mask(paths[i], image))
     kept = folder / f"{_name(network, store)}.objects.npy"
     if not kept.exists():
-        log.info("Finding the objects of %d images; the result is kept", len(store.split.paths))
-        priors = None if network is None else _priors(network, store, device)
-        maps = _all(
-            store,
-            lambda path, image: estimate_mask(image, None if priors is None else priors[path]),
-        )
+        log.info("Finding the objects of %d images; the result is kept", len(paths))
+        maps = _found(network, store, device)
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(kept, lambda part: _save(part, maps))
     return np.load(kept, mmap_mode="r")
 
 
+def _found(
+    network: EmbeddingNetwork | None, store: ImageStore, device: torch.device
+) -> NDArray[np.uint8]:
+    count = len(store.split.paths)
+    if network is None:
+        return _in_threads(store, range(count), lambda _, image: estimate_mask(image))
+    training = network.training
+    network.eval()
+    chosen = np.random.default_rng(0).permutation(count)[:_SAMPLE]
+    regression = _learn(network, store, np.sort(chosen), device)
+    log.info("The maps agree with the estimates by %.2f (R²)", regression.explained)
+    parts = []
+    for indices, images in _batches(store, np.arange(count), device):
+        values = regression(_cells(network.backbone.stage1(images)))
+        priors = dict(zip(indices, _probability(_STEEP * (values - 0.5)), strict=True))
+        parts.append(_estimates(store, indices, priors))
+    network.train(training)
+    return np.concatenate(parts)
+
+
+def _learn(
+    network: EmbeddingNetwork, store: ImageStore, chosen: NDArray[np.intp], device: torch.device
+) -> "Regression":
+    """Learns the estimates whose prior is the strength of the last feature map."""
+    regression = Regression()
+    for indices, images in _batches(store, chosen, device):
+        maps = network.backbone.stage1(images)
+        strength = network.backbone.stage2(maps).float().square().sum(dim=1).sqrt()  # (n, h, w)
+        mean = strength.mean(dim=(1, 2), keepdim=True)
+        spread = strength.std(dim=(1, 2), keepdim=True).clamp(min=1e-6)
+        odds = ((strength - mean) / spread).cpu().numpy().astype(np.float64)
+        odds += _PLACE * log_odds_of_place(*odds.shape[1:]) - _RARE
+        priors = dict(zip(indices, _probability(odds), strict=True))
+        cells = _cells(maps)
+        target = torch.from_numpy(_estimates(store, indices, priors)).float() / 255
+        regression.add(cells, F.adaptive_avg_pool2d(target, _size(cells.shape[1:3])))
+    regression.solve()
+    return regression
+
+
+class Regression:
+    """The ridge regression of a map (n, h, w) from the cells of feature maps (n, h, w, C)."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(())  # of the products of all columns, (C + 2, C + 2)
+
+    def add(self, cells: Tensor, target: Tensor) -> None:
+        columns = [cells, torch.ones_like(target)[..., None], target[..., None]]
+        rows = torch.cat(columns, dim=3).flatten(0, 2)  # (n·h·w, C + 2): features, 1, target
+        self._sums = self._sums + (rows.T @ rows).double()
+
+    def solve(self) -> None:
+        moments = self._sums / self._sums[-2, -2]
+        means = moments[-2]
+        covariance = moments - means[:, None] * means
+        features, shared = covariance[:-2, :-2], covariance[:-2, -1]
+        ridge = _RIDGE * features.diagonal().mean() * torch.eye(len(features))
+        weights = torch.linalg.solve(features + ridge, shared)
+        # The share of the target's variance that the features explain.
+        self.explained = float(weights @ shared / covariance[-1, -1].clamp(min=1e-12))
+        self._weights, self._offset = weights.float(), float(means[-1] - means[:-2] @ weights)
+
+    def __call__(self, cells: Tensor) -> NDArray[np.float64]:
+        """The fitted map (n, h, w)."""
+        return (cells @ self._weights + self._offset).numpy().astype(np.float64)
+
+
+def _cells(maps: Tensor) -> Tensor:
+    """The cells (n, h, w, C) of feature maps (n, C, h, w), at most as many as the grid has."""
+    pooled = F.adaptive_avg_pool2d(maps.float(), _size(maps.shape[-2:]))
+    return pooled.permute(0, 2, 3, 1).cpu()
+
+
+def _size(shape: torch.Size) -> tuple[int, int]:
+    return min(_GRID, shape[0]), min(_GRID, shape[1])
+
+
+def _probability(odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-odds))
+
+
+def _batches(
+    store: ImageStore, chosen: NDArray[np.intp], device: torch.device
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Normalised images in batches, with their indices. Images that do not decode are black."""
+    normalise = Normalise(store.preprocess).to(device)
+    with ThreadPoolExecutor(max(1, store.workers)) as threads:
+        for start in range(0, len(chosen), _BATCH):
+            indices = chosen[start : start + _BATCH].tolist()
+            pixels = np.stack(list(threads.map(partial(_load, store), indices)))
+            yield indices, normalise(torch.from_numpy(pixels).to(device))
+
+
+def _load(store: ImageStore, index: int) -> NDArray[np.uint8]:
+    pixels = store.load_or_none(index)
+    size = store.preprocess.resize
+    return np.zeros((size, size, 3), np.uint8) if pixels is None else pixels
+
+
+def _estimates(
+    store: ImageStore, indices: Sequence[int], priors: Mapping[int, NDArray[np.float64]]
+) -> NDArray[np.uint8]:
+    return _in_threads(store, indices, lambda index, image: estimate_mask(image, priors[index]))
+
+
+def _in_threads(
+    store: ImageStore, indices: Sequence[int], mask: Callable[[int, Image.Image], Image.Image]
+) -> NDArray[np.uint8]:
+    """The masks of these images at the size of a map. An image that does not decode has none."""
+
+    def one(index: int) -> NDArray[np.uint8]:
+        pixels = store.load_or_none(index)
+        if pixels is None:
+            return np.zeros((_SIDE, _SIDE), np.uint8)
+        found = mask(index, Image.fromarray(pixels))
+        return np.asarray(found.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR))
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        return np.stack(list(threads.map(one, indices)))
+
+
 def _name(network: EmbeddingNetwork | None, store: ImageStore) -> str:
-    """A hash of the images and of the weights."""
-    content = [[str(path) for path in store.split.paths], store.preprocess.to_dict()]
+    """A hash of the images, of the weights and of the version of this module."""
+    content = [_VERSION, [str(path) for path in store.split.paths], store.preprocess.to_dict()]
     digest = hashlib.sha256(json.dumps(content).encode())
     if network is not None:
         for tensor in network.backbone.state_dict().values():
@@ -76,50 +208,3 @@ def _name(network: EmbeddingNetwork | None, store: ImageStore) -> str:
 def _save(path: Path, maps: NDArray[np.uint8]) -> None:
     with path.open("wb") as file:
         np.save(file, maps)
-
-
-def _all(store: ImageStore, mask: Callable[[Path, Image.Image], Image.Image]) -> NDArray[np.uint8]:
-    """The masks of all images at the size of a map; empty where an image cannot be decoded."""
-
-    def one(index: int) -> NDArray[np.uint8]:
-        pixels = store.load_or_none(index)
-        if pixels is None:
-            return np.zeros((_SIDE, _SIDE), np.uint8)
-        found = mask(store.split.paths[index], Image.fromarray(pixels))
-        return np.asarray(found.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR))
-
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        return np.stack(list(threads.map(one, range(len(store.split.paths)))))
-
-
-@torch.inference_mode()
-def _priors(
-    network: EmbeddingNetwork, store: ImageStore, device: torch.device
-) -> dict[Path, NDArray[np.float64]]:
-    """For each image a map (h, w): how probable the object is in each cell of the last map."""
-    training = network.training
-    network.eval()
-    normalise = Normalise(store.preprocess).to(device)
-    found = {}
-    with ThreadPoolExecutor(max(1, store.workers)) as threads:
-        for start in range(0, len(store.split.paths), _BATCH):
-            indices = range(start, min(start + _BATCH, len(store.split.paths)))
-            images = list(threads.map(store.load_or_none, indices))
-            read = [
-                (i, image) for i, image in zip(indices, images, strict=True) if image is not None
-            ]
-            if not read:
-                continue
-            batch = torch.from_numpy(np.stack([image for _, image in read])).to(device)
-            maps = network.backbone(normalise(batch)).float()  # (n, C, h, w)
-            strength = maps.square().sum(dim=1).sqrt()  # (n, h, w)
-            mean = strength.mean(dim=(1, 2), keepdim=True)
-            spread = strength.std(dim=(1, 2), keepdim=True).clamp(min=1e-6)
-            standard = ((strength - mean) / spread).cpu().numpy().astype(np.float64)
-            odds = standard - _RARE + _PLACE * log_odds_of_place(*standard.shape[1:])
-            for (index, _), each in zip(read, odds, strict=True):
-                found[store.split.paths[index]] = 1 / (1 + np.exp(-each))
-    network.train(training)
-    if not found:
-        raise CouceError("none of the images could be read")
-    return found

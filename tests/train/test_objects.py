@@ -17,7 +17,7 @@ from couce.masks.backgrounds import paste, without_object
 from couce.network import build_network
 from couce.preprocess import Preprocess
 from couce.train.batches import Objects, draw_donors, training_batches
-from couce.train.objects import object_maps
+from couce.train.objects import Regression, object_maps
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,26 @@ def test_a_network_is_evidence_of_objects(store: ImageStore, tmp_path: Path) -> 
     network.backbone.stage2 = Red()  # type: ignore[assignment]
     (found,) = object_maps("found", network, images, tmp_path / "cache", CPU) > 127
     assert found[32:96, 8:52].mean() > 0.8 > 0.2 > found[32:96, 76:120].mean()
+
+
+def test_the_regression_is_that_of_the_normal_equations() -> None:
+    """In three batches, against one solution in double precision."""
+    rng = np.random.default_rng(0)
+    cells = rng.normal(2.0, (1.0, 3.0, 0.5), (12, 4, 5, 3))
+    target = cells @ np.array([0.3, -0.1, 0.8]) + 0.5 + rng.normal(0, 0.2, (12, 4, 5))
+    regression = Regression()
+    for part in np.split(np.arange(12), 3):
+        tensors = (torch.from_numpy(each[part]).float() for each in (cells, target))
+        regression.add(*tensors)
+    regression.solve()
+    x, y = cells.reshape(-1, 3), target.ravel()
+    centred, offset = x - x.mean(axis=0), y - y.mean()
+    ridge = 0.01 * centred.var(axis=0).mean() * len(x)
+    weights = np.linalg.inv(centred.T @ centred + ridge * np.eye(3)) @ centred.T @ offset
+    fitted = (centred @ weights + y.mean()).reshape(target.shape)
+    np.testing.assert_allclose(regression(torch.from_numpy(cells).float()), fitted, atol=1e-4)
+    explained = (weights @ centred.T @ offset) / (offset @ offset)
+    assert regression.explained == pytest.approx(explained, abs=1e-4)
 
 
 def test_masks_of_a_folder_are_taken(store: ImageStore, pictures: Path, tmp_path: Path) -> None:
