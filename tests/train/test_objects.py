@@ -89,6 +89,22 @@ def test_the_regression_is_that_of_the_normal_equations() -> None:
     assert regression.explained == pytest.approx(explained, abs=1e-4)
 
 
+def test_poor_evidence_of_objects_is_a_warning(
+    store: ImageStore, tmp_path: Path, messages: list[str]
+) -> None:
+    """A random network on noise: no linear function of its maps explains the estimates."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        path = tmp_path / "noise" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)).save(path)
+    paths = tuple(sorted((tmp_path / "noise").iterdir()))
+    images = ImageStore(Split(paths, np.zeros(40, np.intp), ("noise",)), store.preprocess)
+    network, _ = build_network("tiny", None, "none", 8, "avg", 64, 48)
+    object_maps("found", network, images, tmp_path / "cache", CPU)
+    assert any("evidence of objects is poor" in line for line in messages)
+
+
 def test_masks_of_a_folder_are_taken(store: ImageStore, pictures: Path, tmp_path: Path) -> None:
     plan = read_plan(pictures)
     for path in store.split.paths:
