@@ -121,8 +121,8 @@ def _tell(explained: float) -> None:
         log.info("Evidence of objects: R² %.2f", explained)
     else:
         log.warning(
-            "The evidence of objects is poor (R² %.2f; photos of birds have about 0.5): the images may"
-            " be scenes, or their objects may fill them. Give masks with"
+            "The evidence of objects is poor (R² %.2f; photos of birds have about 0.5). The images"
+            " may be scenes, or their objects may fill them. Give masks with"
             " --set backgrounds.objects=FOLDER, or keep the backgrounds with"
             " --set backgrounds.share=0",
             explained,
