@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from pathlib import Path
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Replaces ``path`` by what ``write`` writes, completely or not at all.
 
-    ``write`` writes to a file beside it. Its content is on the disk before it is renamed, and the
-    new name is on the disk before this function returns.
+    ``write`` writes to a file beside it, one for each thread. Its content is on the disk before it
+    is renamed, and the new name is on the disk before this function returns.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         write(part)
         with part.open("rb") as file:

@@ -128,12 +128,12 @@ def _before_background(
     pixels = _crop(store, *view)
     if donor is None:
         return pixels
-    mask = _crop_of_map(store, maps, *view)
-    if mask.mean() < LEAST * 255:  # there is no object to be put before anything
+    mask, lent = _crop_of_map(store, maps, *view), _crop(store, *donor)
+    # Without an object there is nothing to be put before anything. And if the donor does not
+    # decode, its map is not that of the image that takes its place.
+    if mask.mean() < LEAST * 255 or donor[0] in store.dead:
         return pixels
-    return paste(
-        pixels, mask, without_object(_crop(store, *donor), _crop_of_map(store, maps, *donor))
-    )
+    return paste(pixels, mask, without_object(lent, _crop_of_map(store, maps, *donor)))
 
 
 def _crop_of_map(

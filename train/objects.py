@@ -68,32 +68,35 @@ def object_maps(
         mask = masks_in(Path(objects))
         return _in_threads(store, range(len(paths)), lambda i, image: mask(paths[i], image))
     kept = folder / f"{_name(network, store)}.objects.npy"
+    about = kept.with_suffix(".json")
     if not kept.exists():
         log.info("Finding the objects of %d images; the result is kept", len(paths))
-        maps = _found(network, store, device)
+        maps, explained = _found(network, store, device)
         folder.mkdir(parents=True, exist_ok=True)
+        replace_file(about, lambda part: part.write_text(json.dumps({"explained": explained})))
         replace_file(kept, lambda part: _save(part, maps))
+    _tell(json.loads(about.read_text())["explained"])
     return np.load(kept, mmap_mode="r")
 
 
 def _found(
     network: EmbeddingNetwork | None, store: ImageStore, device: torch.device
-) -> NDArray[np.uint8]:
+) -> tuple[NDArray[np.uint8], float | None]:
+    """The maps, and how well the linear function explains the estimates (R²)."""
     count = len(store.split.paths)
     if network is None:
-        return _in_threads(store, range(count), lambda _, image: estimate_mask(image))
+        return _in_threads(store, range(count), lambda _, image: estimate_mask(image)), None
     training = network.training
     network.eval()
     chosen = np.random.default_rng(0).permutation(count)[:_SAMPLE]
     regression = _learn(network, store, np.sort(chosen), device)
-    _tell(regression.explained)
     parts = []
     for indices, images in _batches(store, np.arange(count), device):
         values = regression(_cells(network.backbone.stage1(images)))
         priors = dict(zip(indices, _probability(_STEEP * (values - 0.5)), strict=True))
         parts.append(_estimates(store, indices, priors))
     network.train(training)
-    return np.concatenate(parts)
+    return np.concatenate(parts), regression.explained
 
 
 def _learn(
@@ -105,7 +108,7 @@ def _learn(
         maps = network.backbone.stage1(images)
         strength = network.backbone.stage2(maps).float().square().sum(dim=1).sqrt()  # (n, h, w)
         mean = strength.mean(dim=(1, 2), keepdim=True)
-        spread = strength.std(dim=(1, 2), keepdim=True).clamp(min=1e-6)
+        spread = strength.std(dim=(1, 2), correction=0, keepdim=True).clamp(min=1e-6)
         odds = ((strength - mean) / spread).cpu().numpy().astype(np.float64)
         odds += _PLACE * log_odds_of_place(*odds.shape[1:]) - _RARE
         priors = dict(zip(indices, _probability(odds), strict=True))
@@ -116,8 +119,10 @@ def _learn(
     return regression
 
 
-def _tell(explained: float) -> None:
-    if explained >= _LEAST_EXPLAINED:
+def _tell(explained: float | None) -> None:
+    if explained is None:
+        log.info("Objects are found by colours and place alone, because the weights are random")
+    elif explained >= _LEAST_EXPLAINED:
         log.info("Evidence of objects: R² %.2f", explained)
     else:
         log.warning(
@@ -215,6 +220,7 @@ def _name(network: EmbeddingNetwork | None, store: ImageStore) -> str:
     content = [_VERSION, [str(path) for path in store.split.paths], store.preprocess.to_dict()]
     digest = hashlib.sha256(json.dumps(content).encode())
     if network is not None:
+        digest.update(f"{network.backbone.name} {network.backbone.split}".encode())
         for tensor in network.backbone.state_dict().values():
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -131,7 +131,7 @@ def train(
     Args:
         dataset: cub, cars, sop, demo, a name from a plugin, a folder of class folders, or a CSV
             list.
-        method: base, odba, msrci, odba+msrci, couce or couce-plus.
+        method: base, odba, msrci, odba+msrci, couce, couce-plus or bgaugment.
         preset: paper, or cpu, which has smaller images and a smaller backbone.
         config: a TOML file of settings.
         settings: single settings by their dotted names, such as ``{"odba.capacity": 4096}``.

@@ -47,11 +47,12 @@ class Replaced(NamedTuple):
 
     def deviation(self, metric: str) -> float:
         values = [each[metric] for each in self.drawings]
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
     def lost(self, metric: str) -> float:
-        """The share of the clean value that is lost."""
-        return 1 - self.mean(metric) / self.clean[metric]
+        """The share of the clean value that is lost; NaN if there is none."""
+        clean = self.clean[metric]
+        return 1 - self.mean(metric) / clean if clean > 0 else float("nan")
 
 
 class Backgrounds:
@@ -98,7 +99,12 @@ class Backgrounds:
         drawn = np.empty(len(labels), np.intp)
         for label in np.unique(labels):
             own = labels == label
-            drawn[own] = rng.choice(usable[labels[usable] != label], own.sum())
+            others = usable[labels[usable] != label]
+            if not len(others):
+                raise CouceError(
+                    "no image of another class could be read, so there are no backgrounds"
+                )
+            drawn[own] = rng.choice(others, own.sum())
         return drawn
 
     def behind(self, index: int, pixels: Pixels) -> Pixels:

@@ -89,7 +89,9 @@ def ablation(
     ] = _OUT,
 ) -> None:
     """Train several methods with several seeds. All other options go to `couce train`."""
+    from couce.data import open_dataset
     from couce.errors import CouceError
+    from couce.masks import open_masks
     from couce.train.studies.ablation import ablation as study
     from couce.train.studies.ablation import ablation_section, section_name
 
@@ -105,6 +107,8 @@ def ablation(
     if audit:
         from couce.train.studies.audits import audit_runs
 
+        if masks or mask_model:  # a mistake shall not be found after hours of training
+            open_masks(open_dataset(dataset, data), masks, mask_model)
         audited = partial(audit_runs, masks=masks, mask_model=mask_model)
     rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],

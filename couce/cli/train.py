@@ -17,7 +17,7 @@ def train(
         str,
         typer.Option(
             help="What is added to the base loss: base (nothing), odba, msrci, odba+msrci, couce"
-            " or couce-plus."
+            " couce-plus or bgaugment."
         ),
     ] = "couce",
     preset: Annotated[

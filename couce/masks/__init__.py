@@ -22,8 +22,9 @@ from couce.preprocess import open_image
 class Masks(NamedTuple):
     """``of(path, image)`` is the mask of an image, of its size and in mode L: 255 is the object."""
 
-    kind: str
+    kind: str  # for people
     of: Callable[[Path, Image.Image], Image.Image]
+    source: str = ""  # for comparison: other masks have another source
 
 
 def open_masks(
@@ -43,11 +44,13 @@ def open_masks(
         raise CouceError("give either --masks or --mask-model, not both")
     if model is not None:
         network = open_mask_model(Path(model))
-        return Masks(f"made by {Path(model).name}", kept_masks(network, data.root))
+        return Masks(f"made by {Path(model).name}", kept_masks(network, data.root), network.name)
     if masks == "rembg":
-        return Masks("made by rembg", kept_masks(open_rembg(), data.root))
+        network = open_rembg()
+        return Masks("made by rembg", kept_masks(network, data.root), network.name)
     if masks is not None:
-        return Masks(f"annotated, in {Path(masks).name}/", masks_in(Path(masks)))
+        folder = Path(masks).resolve()
+        return Masks(f"annotated, in {folder.name}/", masks_in(Path(masks)), str(folder))
     plan = demo_plan(data)
     if plan is not None:
         return Masks(
@@ -80,7 +83,7 @@ def masks_in(folder: Path) -> Callable[[Path, Image.Image], Image.Image]:
         found = folder / path.parent.name / f"{path.stem}.png"
         if not found.is_file():
             raise CouceError(f"the image {path} has no mask; add {found}")
-        mask = open_image(found).convert("L")
+        mask = _read(found)
         brightest = int(np.asarray(mask).max())
         # The mask may have class numbers, which would all count as background.
         if 0 < brightest < 128:
@@ -91,3 +94,12 @@ def masks_in(folder: Path) -> Callable[[Path, Image.Image], Image.Image]:
         return mask.resize(image.size)
 
     return read
+
+
+def _read(path: Path) -> Image.Image:
+    """A mask in mode L. Of a cut-out, the transparency is the mask."""
+    open_image(path)  # refuses what is no image, or too large
+    with Image.open(path) as image:
+        if image.has_transparency_data:
+            return image.convert("RGBA").getchannel("A")
+    return open_image(path).convert("L")

@@ -1,9 +1,9 @@
 """Salient-object networks, which make good masks of photographs, and the folder of their masks."""
 
 import hashlib
-import io
 import logging
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ _REMBG = "isnet-general-use"
 
 
 class MaskNetwork(NamedTuple):
-    name: str  # with a part of the file's hash, so that other networks have other names
+    name: str  # other networks have other names
     mask: Callable[[Image.Image], Image.Image]  # to mode L, of any size
 
 
@@ -39,10 +39,18 @@ def open_mask_model(path: Path) -> MaskNetwork:
     _, session = open_session(content, path, "auto", 1)
     inputs = session.get_inputs()
     shape = inputs[0].shape if inputs else []
-    if len(inputs) != 1 or len(shape) != 4 or shape[1] != 3:
+    if (
+        len(inputs) != 1
+        or inputs[0].type != "tensor(float)"
+        or len(shape) != 4
+        or (isinstance(shape[0], int) and shape[0] != 1)
+        or shape[1] != 3
+        or shape[2] == 0
+        or (isinstance(shape[2], int) and shape[2] != shape[3])
+    ):
         raise CouceError(
-            f"{path} is not a salient-object network: it must take one image (1, 3, S, S), not"
-            f" {[each.shape for each in inputs]}"
+            f"{path} is not a salient-object network: it must take one image (1, 3, S, S) in"
+            f" float32, not {[(each.type, each.shape) for each in inputs]}"
         )
     size = shape[2] if isinstance(shape[2], int) else 1024
     known = (each for part, each in _NORMALISED.items() if part in path.name.lower())
@@ -50,10 +58,16 @@ def open_mask_model(path: Path) -> MaskNetwork:
 
     def mask(image: Image.Image) -> Image.Image:
         pixels = preprocess.normalise(preprocess.pixels(image))[None]
-        found = session.run(None, {inputs[0].name: pixels})[0]
-        values: NDArray[np.floating] = np.squeeze(np.asarray(found, np.float32))
-        if values.ndim != 2:
-            raise CouceError(f"{path} is not a salient-object network: its output is {found.shape}")
+        try:
+            found = np.asarray(session.run(None, {inputs[0].name: pixels})[0], np.float32)
+        except Exception as error:  # the exceptions of onnxruntime have no base class of their own
+            raise CouceError(f"{path} could not make a mask: {error}") from None
+        values: NDArray[np.floating] = np.squeeze(found)
+        if values.ndim != 2 or not np.isfinite(values).all():
+            raise CouceError(
+                f"{path} is not a salient-object network: its output must be one mask of finite"
+                f" numbers, not {found.shape}"
+            )
         if values.min() < -0.01 or values.max() > 1.01:
             values = 1 / (1 + np.exp(-values))
         return Image.fromarray(np.rint(values.clip(0, 1) * 255).astype(np.uint8))
@@ -82,27 +96,29 @@ def open_rembg() -> MaskNetwork:
 def kept_masks(network: MaskNetwork, root: Path) -> Callable[[Path, Image.Image], Image.Image]:
     """The masks of the images below ``root``, made once and kept in a folder beside it.
 
-    If nothing can be written there, each mask is made whenever it is needed.
+    What cannot be written there is made whenever it is needed.
     """
+    root = root.resolve()
     folder = root.parent / f"{root.stem}-masks-{network.name}"
-    try:
-        folder.mkdir(exist_ok=True)
-        log.info("Masks are kept in %s", folder)
-    except OSError as error:
-        log.warning("Masks cannot be kept in %s (%s); they are made anew", folder, error.strerror)
+    log.info("Masks are kept in %s", folder)
 
     def read(path: Path, image: Image.Image) -> Image.Image:
-        # Images of the same name in different folders are different images.
-        place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-        target = folder / path.parent.name / f"{path.stem}-{place}.png"
+        # By the content, so that another image of this name, or of another size, has another mask.
+        content = hashlib.sha256(image.tobytes()).hexdigest()[:12]
+        target = folder / path.parent.name / f"{path.stem}-{image.width}-{content}.png"
         if target.is_file():
-            return open_image(target).convert("L").resize(image.size)
+            return open_image(target).convert("L")
         mask = network.mask(image).resize(image.size, Image.Resampling.BILINEAR)
-        if folder.is_dir():
-            target.parent.mkdir(exist_ok=True)
-            content = io.BytesIO()
-            mask.save(content, "PNG")
-            replace_file(target, lambda part: part.write_bytes(content.getvalue()))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(target, partial(mask.save, format="PNG"))
+        except OSError as error:
+            _warn(f"Masks cannot be kept in {folder} ({error.strerror}); they are made each time")
         return mask
 
     return read
+
+
+@cache
+def _warn(message: str) -> None:
+    log.warning(message)

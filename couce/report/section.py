@@ -79,7 +79,7 @@ class Section:
             about=self.about,
             tables=tuple(self.tables),
             pictures=tuple(listed),
-            values=_plain(self.values),
+            values=plain(self.values),
         )
         text = json.dumps(stored.model_dump(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         path = folder / f"{self.name}.json"
@@ -87,16 +87,16 @@ class Section:
         return [*written, path, write_report([folder], folder / "report.html")]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value in the types of JSON. Arrays become lists, and numbers that are not finite null."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, bool | int | str | None) else str(value)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from couce.audit.bias import measure_bias
+from couce.audit.bias import Replaced, measure_bias
 from couce.audit.models import Model
 from couce.data import open_dataset
 from couce.data.base import Split
@@ -137,6 +137,30 @@ def test_the_command(runs: dict[str, Path], pictures: Path, call: Call, tmp_path
         assert code == 2
         assert words in complaint
         assert "Traceback" not in complaint
+
+
+def test_what_is_lost_of_nothing_is_unknown() -> None:
+    found = Replaced({"MAP@R": 0.0}, [{"MAP@R": 0.0}, {"MAP@R": float("nan")}])
+    assert np.isnan(found.lost("MAP@R"))
+    assert np.isnan(found.deviation("MAP@R"))
+
+
+def test_without_another_class_there_are_no_backgrounds(tmp_path: Path) -> None:
+    for label, content in (("a", None), ("b", b"broken")):
+        for number in range(2):
+            path = tmp_path / label / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (64, 64), "red").save(path)
+            if content:
+                path.write_bytes(content)
+    paths = tuple(sorted(tmp_path.rglob("*.png")))
+    split = Split(paths, np.array([0, 0, 1, 1]), ("a", "b"))
+    masks = Masks("all", lambda _, image: Image.new("L", image.size, 255))
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(CouceError, match="no image of another class"),
+    ):
+        measure_bias([Recorder().model()], split, masks, drawings=1, size=64)
 
 
 def test_one_class_is_a_sentence(confounded: Path) -> None:

@@ -96,8 +96,7 @@ def test_where_masks_come_from(pictures: Path, tmp_path: Path) -> None:
         annotated.of(path, Image.open(path))
 
 
-def test_the_fill_is_that_of_plain_loops() -> None:
-    """Push-pull on a small image, whose pixels are all coarse pixels."""
+def test_the_fill_has_only_colours_from_around_the_object() -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
     mask = np.zeros((16, 16), np.uint8)
@@ -105,8 +104,7 @@ def test_the_fill_is_that_of_plain_loops() -> None:
     filled = without_object(pixels, mask)
     wide = ndimage.maximum_filter(mask, 3) > 0
     np.testing.assert_array_equal(filled[~wide], pixels[~wide])
-    # One level: each 2 x 2 block is the mean of its known pixels. A block without any takes those
-    # of larger blocks. So no filled pixel leaves the range of the known pixels around the object.
+    # A filled pixel is a mean of known pixels, so it does not leave their range.
     near = ndimage.maximum_filter(mask, 13) > 0
     for channel in range(3):
         known = pixels[..., channel][near & ~wide]
@@ -131,7 +129,9 @@ def test_a_prior_moves_the_estimate() -> None:
 def network(tmp_path: Path) -> Callable[..., Path]:
     """Makes an ONNX file whose mask is the redness of the image, as probabilities or as logits."""
 
-    def make(name: str = "u2net.onnx", size: int = 32, logits: bool = False) -> Path:
+    def make(
+        name: str = "u2net.onnx", size: int = 32, logits: bool = False, batch: int = 1
+    ) -> Path:
         from onnx import TensorProto, helper, save
 
         nodes = [
@@ -141,11 +141,11 @@ def network(tmp_path: Path) -> Callable[..., Path]:
             helper.make_node("Mul", ["difference", "scale"], ["logits"]),
             helper.make_node("Sigmoid", ["logits"], ["mask"]),
         ]
-        shape = [1, 1, size, size]
+        shape = [batch, 1, size, size]
         graph = helper.make_graph(
             nodes,
             "salient",
-            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, size, size])],
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [batch, 3, size, size])],
             [
                 helper.make_tensor_value_info(
                     "logits" if logits else "mask", TensorProto.FLOAT, shape
@@ -192,6 +192,9 @@ def test_a_network_makes_masks_once(
     (file,) = kept.rglob("*.png")
     Image.new("L", image.size, 7).save(file)
     assert np.asarray(masks.of(path, image)).max() == 7
+    # Another size, or another image of this name, has another mask.
+    assert np.asarray(masks.of(path, image.resize((30, 20)))).max() > 200
+    assert np.asarray(masks.of(path, image.rotate(180))).max() > 200
     # Another network has other masks.
     other = open_masks(data, model=network("other.onnx", size=48))
     assert np.asarray(other.of(path, image)).max() > 200
@@ -221,6 +224,8 @@ def test_wrong_mask_models_are_sentences(
         open_masks(data, model=broken)
     with pytest.raises(CouceError, match="not a salient-object network"):
         open_masks(data, model=make_model("embedding.onnx"))
+    with pytest.raises(CouceError, match="not a salient-object network"):
+        open_masks(data, model=network("four.onnx", batch=4))
     with pytest.raises(CouceError, match="no folder of masks"):
         open_masks(data, tmp_path / "absent")
 
@@ -233,13 +238,37 @@ def test_masks_are_made_anew_where_they_cannot_be_kept(
 
     data = open_dataset(str(reds))
     model = network()
-    monkeypatch.setattr(Path, "mkdir", full)
     masks = open_masks(data, model=model)
-    monkeypatch.undo()
-    assert any("cannot be kept" in line and "Read-only" in line for line in messages)
+    monkeypatch.setattr(Path, "mkdir", full)
     path = data.test.paths[0]
-    assert np.asarray(masks.of(path, Image.open(path))).max() > 200
+    for _ in range(2):
+        assert np.asarray(masks.of(path, Image.open(path))).max() > 200
+    assert sum("cannot be kept" in line and "Read-only" in line for line in messages) == 1
+    monkeypatch.undo()
     assert not list(reds.parent.glob("reds-masks-*"))
+
+
+def test_masks_of_this_folder_are_beside_it(
+    network: Callable[..., Path], reds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network().resolve()
+    monkeypatch.chdir(reds)
+    data = open_dataset(".")
+    path = data.test.paths[0]
+    open_masks(data, model=model).of(path, Image.open(path))
+    assert {each.name for each in reds.iterdir()} == {"a", "b"}
+
+
+def test_of_a_cut_out_the_transparency_is_the_mask(reds: Path, tmp_path: Path) -> None:
+    data = open_dataset(str(reds))
+    path = data.test.paths[0]
+    pixels = np.zeros((40, 60, 4), np.uint8)
+    pixels[10:30, 10:30] = (200, 20, 20, 255)
+    target = tmp_path / "cut" / path.parent.name / path.name
+    target.parent.mkdir(parents=True)
+    Image.fromarray(pixels).save(target)
+    found = np.asarray(open_masks(data, tmp_path / "cut").of(path, Image.open(path)))
+    np.testing.assert_array_equal(found > 127, pixels[..., 3] > 127)
 
 
 def test_without_rembg_the_error_names_the_extra(

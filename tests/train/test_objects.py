@@ -101,8 +101,23 @@ def test_poor_evidence_of_objects_is_a_warning(
     paths = tuple(sorted((tmp_path / "noise").iterdir()))
     images = ImageStore(Split(paths, np.zeros(40, np.intp), ("noise",)), store.preprocess)
     network, _ = build_network("tiny", None, "none", 8, "avg", 64, 48)
-    object_maps("found", network, images, tmp_path / "cache", CPU)
-    assert any("evidence of objects is poor" in line for line in messages)
+    for _ in range(2):  # the second time, the kept maps are read
+        messages.clear()
+        object_maps("found", network, images, tmp_path / "cache", CPU)
+        assert any("evidence of objects is poor" in line for line in messages)
+    # Another split gives other features, although all weights are the same.
+    other, _ = build_network("tiny", "layer2", "none", 8, "avg", 64, 48)
+    other.backbone.load_state_dict(
+        dict(
+            zip(
+                other.backbone.state_dict(),
+                network.backbone.state_dict().values(),
+                strict=True,
+            )
+        )
+    )
+    object_maps("found", other, images, tmp_path / "cache", CPU)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
 
 
 def test_masks_of_a_folder_are_taken(store: ImageStore, pictures: Path, tmp_path: Path) -> None:
@@ -166,6 +181,28 @@ def test_a_batch_is_that_of_plain_loops(store: ImageStore) -> None:
                 replaced += 1
             np.testing.assert_array_equal(pixels, expected)
     assert replaced > 10
+
+
+def test_a_donor_that_does_not_decode_lends_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    paths = []
+    for label in "ab":
+        for number in range(2):
+            path = tmp_path / label / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+            paths.append(path)
+    paths[0].write_bytes(b"broken")
+    labels = np.array([0, 0, 1, 1])
+    images = ImageStore(Split(tuple(paths), labels, ("a", "b")), Preprocess(resize=16, crop=16))
+    maps = np.full((4, 16, 16), 255, np.uint8)
+    maps[:, 4:] = 0
+    plan = [np.array([0, 2])]
+    with pytest.warns(UserWarning, match="left out"):
+        (batch,) = training_batches(images, labels, plan, 0, 0, objects=Objects(maps, 1.0))
+    plain = next(iter(training_batches(images, labels, plan, 0, 0)))
+    np.testing.assert_array_equal(batch.pixels[1], plain.pixels[1])  # its donor is broken
+    assert np.any(batch.pixels[0] != plain.pixels[0])
 
 
 def test_masks_in_reads_what_is_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from couce.errors import unknown_name
 from couce.report.plots import draw, grouped
-from couce.report.section import Section, Table
+from couce.report.section import Section, Table, plain
 from couce.train.settings import METHODS
 from couce.train.studies.audits import AUDITED
 from couce.train.studies.runs import Spread, StudyRun, run_all, study_runs, summarise
@@ -53,7 +53,19 @@ def ablation(
         r1 = 100 * result["last"]["metrics"]["R@1"]
         log.info("%d/%d  %s  R@1 %.1f", len(done), len(todo), run.name, r1)
     done.sort(key=lambda pair: order[pair[0]])
-    audits = {} if audited is None else audited([folder / run.name for run, _ in done])
+    rows = _summarise(done, folder, over, {})
+    if audited is not None:
+        rows = _summarise(done, folder, over, audited([folder / run.name for run, _ in done]))
+    return rows, " and ".join(dict.fromkeys(result["of"] for _, result in done))
+
+
+def _summarise(
+    done: Sequence[tuple[StudyRun, dict[str, Any]]],
+    folder: Path,
+    over: Sequence[str],
+    audits: Mapping[Path, Mapping[str, float]],
+) -> dict[str, dict[str, Spread]]:
+    """The spread of the metrics. Writes these and the results of each run to the JSON file."""
     rows = summarise(
         (
             (run, {**result["last"]["metrics"], **audits.get(folder / run.name, {})})
@@ -71,8 +83,9 @@ def ablation(
             for row, metrics in rows.items()
         },
     }
-    (folder / f"{section_name(over)}.json").write_text(json.dumps(content, indent=2) + "\n")
-    return rows, " and ".join(dict.fromkeys(result["of"] for _, result in done))
+    text = json.dumps(plain(content), indent=2) + "\n"
+    (folder / f"{section_name(over)}.json").write_text(text)
+    return rows
 
 
 def section_name(over: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ from couce.audit.bias import measure_bias
 from couce.audit.command import background_names
 from couce.audit.measure import CLEAN, NO_OBJECT, OTHER, OWN, ROWS, ShowProgress, measure
 from couce.audit.models import open_models
-from couce.files import replace_file
+from couce.files import checksum, replace_file
 from couce.masks import open_masks
+from couce.report.section import plain
 from couce.train.figures.runs import open_run
 from couce.train.run import judged_split
 
@@ -47,7 +48,12 @@ def audit_runs(
         run = open_run(folder)
         half = judged_split(run.data, run.settings)
         shapes = open_masks(run.data, masks, mask_model)
-        what = {"masks": shapes.kind, "limit": limit, "drawings": drawings}
+        what = {
+            "checkpoint": checksum(folder / "last.pt"),
+            "masks": f"{shapes.kind} {shapes.source}",
+            "limit": limit,
+            "drawings": drawings,
+        }
         kept = _kept(folder / "audit.json", what)
         if kept is None:
             (model,) = open_models([folder], None)
@@ -65,7 +71,7 @@ def audit_runs(
                 replaced.lost("MAP@R"),
             )
             kept = dict(zip(AUDITED, values, strict=True))
-            text = json.dumps({**what, "audit": kept}, indent=2) + "\n"
+            text = json.dumps(plain({**what, "audit": kept}), indent=2) + "\n"
             replace_file(folder / "audit.json", partial(Path.write_text, data=text))
         found[folder] = kept
         log.info("%d/%d audited  %s", number, len(todo), folder.name)
@@ -77,6 +83,8 @@ def _kept(path: Path, what: Mapping[str, object]) -> Mapping[str, float] | None:
     try:
         content = json.loads(path.read_text())
         same = all(content[name] == value for name, value in what.items())
-        return content["audit"] if same and set(content["audit"]) == set(AUDITED) else None
+        values = {name: content["audit"][name] for name in AUDITED}
+        # What could not be computed is NaN, which JSON does not have.
+        return {n: float("nan") if v is None else v for n, v in values.items()} if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

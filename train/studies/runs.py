@@ -12,6 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from couce.data import DATASETS
 from couce.errors import CouceError
 from couce.machine.cores import usable_cores
@@ -168,7 +170,8 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        return cls(statistics.fmean(values), deviation)
 
 
 def summarise(
