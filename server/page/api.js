@@ -1,7 +1,7 @@
 // Talks to the server. A request waits for a key, for a busy server, and for a server that cannot be
 // reached. All other errors are thrown as a Problem.
 
-import { askForKey, key } from "./key.js";
+import { askForKey, key, timesDeclined } from "./key.js";
 import { pause, sentence } from "./dom.js";
 import { notice } from "./notice.js";
 
@@ -24,6 +24,7 @@ export async function send(path, { method = "GET", body, type, signal } = {}) {
   let broken = 0;
   for (;;) {
     const used = key();
+    const declined = timesDeclined();
     let response;
     try {
       response = await fetch(path, { method, body, signal, headers: headers(type ? { "Content-Type": type } : {}) });
@@ -36,8 +37,9 @@ export async function send(path, { method = "GET", body, type, signal } = {}) {
     if (response.ok) return response;
     const problem = await problemOf(response);
     if (response.status === 401) {
-      // While this request was under way, another one may have got a key.
-      if (used === key() && !(await askForKey(used))) throw problem;
+      // While this request was under way, another one may have got a key, or the user gave none.
+      if (used !== key()) continue;
+      if (declined !== timesDeclined() || !(await askForKey(used))) throw problem;
     } else if (response.status === 429 && ++busy < TRIES) {
       await untilFree(problem, response.headers.get("Retry-After"), busy, signal);
     } else if (response.status === 503 && ++broken <= RETURNS) {

@@ -6,8 +6,11 @@ const NAME = "couce-key";
 const dialog = find("#key");
 const input = find("#key-value");
 let asking;
+let declined = 0; // how often the user gave none
 
 export const key = () => sessionStorage.getItem(NAME);
+
+export const timesDeclined = () => declined;
 
 export function forgetKey() {
   sessionStorage.removeItem(NAME);
@@ -29,6 +32,7 @@ function ask(refused) {
       "close",
       () => {
         if (dialog.returnValue) sessionStorage.setItem(NAME, dialog.returnValue);
+        else declined++;
         resolve(Boolean(dialog.returnValue));
       },
       { once: true },

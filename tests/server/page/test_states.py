@@ -150,6 +150,30 @@ def test_a_key_is_asked_for_and_kept(visit: Open, site: Site, tmp_path: Path) ->
         assert page.evaluate("sessionStorage.length") == 0
 
 
+def test_who_gives_no_key_is_not_asked_again_by_a_slower_request(
+    visit: Open, site: Site, tmp_path: Path
+) -> None:
+    Keys.in_folder(tmp_path / "state").make("someone", "read", None)
+    options = ("--model", str(site.folder / "model.onnx"), "--index", str(site.folder / "index"))
+    with serving(tmp_path, *options, "--state", "state") as locked:
+        looking = visit("#/gallery", at=locked)
+        looking.expect_complaint("status of 401")
+        page = looking.page
+        expect(page.get_by_role("textbox", name="Key")).to_be_focused()
+        slow: list[Route] = []
+        page.route("**/info", lambda route: slow.append(route))
+        page.reload()
+        expect(page.get_by_role("textbox", name="Key")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.locator("#gallery [role=alert]")).to_contain_text("key")
+        (request,) = slow
+        with page.expect_response("**/info") as answer:
+            request.continue_()
+        assert answer.value.status == 401
+        expect(page.locator("#about")).to_contain_text("needs a key")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+
+
 def test_the_policy_holds_and_a_breach_would_be_seen(visit: Open) -> None:
     looking = visit()
     assert looking.unexpected() == []
