@@ -83,6 +83,7 @@ def ablation(
     ] = False,
     masks: Masks = None,
     mask_model: MaskModel = None,
+    plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("studies"),
     report: Annotated[
         Path, typer.Option(help="The folder for the table, the chart and report.html.")
@@ -92,6 +93,7 @@ def ablation(
     from couce.data import open_dataset
     from couce.errors import CouceError
     from couce.masks import open_masks
+    from couce.plugins import load_plugins
     from couce.train.studies.ablation import ablation as study
     from couce.train.studies.ablation import ablation_section, section_name
 
@@ -103,6 +105,7 @@ def ablation(
         raise CouceError(
             "--masks and --mask-model are for the audit; add --audit, or leave them out"
         )
+    load_plugins(plugin or ())
     audited = None
     if audit:
         from couce.train.studies.audits import audit_runs
@@ -112,7 +115,7 @@ def ablation(
         audited = partial(audit_runs, masks=masks, mask_model=mask_model)
     rows, judged = study(
         [dataset, *(["--data", str(data)] if data else [])],
-        context.args,
+        [*context.args, *(word for path in plugin or () for word in ("--plugin", str(path)))],
         methods.split(","),
         seeds,
         over or [],

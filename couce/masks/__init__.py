@@ -98,8 +98,8 @@ def masks_in(folder: Path) -> Callable[[Path, Image.Image], Image.Image]:
 
 def _read(path: Path) -> Image.Image:
     """A mask in mode L. Of a cut-out, the transparency is the mask."""
-    open_image(path)  # refuses what is no image, or too large
+    opaque = open_image(path)  # refuses what is no image, or too large
     with Image.open(path) as image:
         if image.has_transparency_data:
             return image.convert("RGBA").getchannel("A")
-    return open_image(path).convert("L")
+    return opaque.convert("L")

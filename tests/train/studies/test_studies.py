@@ -23,6 +23,8 @@ from couce.train.studies.runs import Spread, run_all, study_runs
 
 Call = Callable[..., tuple[int, str, str]]
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
 
 SMALL = ["dim=16", "batch_classes=6", "batch_images=2", "epochs=1"]
 
@@ -76,6 +78,12 @@ def test_a_study_audits_its_runs(tmp_path: Path, study: Call, call: Call) -> Non
     code, said, complained = study(pictures, out, *arguments, "--audit")
     rows = json.loads((out / "ablation.json").read_text())["rows"]
     assert rows["base"]["background alone"]["mean"] == 0.75
+    # A run that needs a plug-in is audited, too.
+    plugged = ["--plugin", str(EXAMPLES / "my_losses.py"), "--loss", "my-softmax", "--audit"]
+    once = ["--methods", "base", "--seeds", "1", *plugged]
+    code, said, complained = study(pictures, tmp_path / "plugged", *once)
+    assert code == 0, said + complained
+    assert "1/1 audited" in said + complained
     code, said, complained = study(pictures, out, *arguments, "--masks", str(tmp_path))
     assert code == 2
     assert "add --audit" in complained
