@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from couce import plugins
 from couce.backbones import BACKBONES
 from couce.data.demo import example_of, read_plan, write_demo
 from couce.errors import CouceError
-from couce.losses import build_loss
+from couce.losses import LOSSES, build_loss
 from couce.train.figures.confounding import analyse, variances
 from couce.train.figures.runs import open_run
 from couce.train.settings import METHODS, parse_assignments, resolve
@@ -49,7 +50,12 @@ def test_a_study_says_what_was_measured() -> None:
         assert f"by the {judged} would flatter" in about
 
 
-def test_a_study_audits_its_runs(tmp_path: Path, study: Call, call: Call) -> None:
+def test_a_study_audits_its_runs(
+    tmp_path: Path, study: Call, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the plug-in below adds to this process is taken back at the end.
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setitem(LOSSES, "my-softmax", LOSSES["proxy-an"])
     pictures = write_demo(tmp_path / "demo", per_class=4)
     out = tmp_path / "studies"
     arguments = ["--methods", "base,bgaugment", "--seeds", "1", "--jobs", "2"]
